@@ -1,0 +1,1 @@
+"""Recollect side by side with its peers: `python bench/run.py --help`."""

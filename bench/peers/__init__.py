@@ -1,0 +1,1 @@
+"""One adapter per implementation. Each runs inside that implementation's own interpreter."""

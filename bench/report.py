@@ -1,0 +1,94 @@
+"""Tables as text for a terminal, and as a Markdown page with machine, versions and method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.harness import Implementation, Outcomes, Settings
+from bench.tables import Table
+
+METHOD = """\
+Each implementation runs in a virtual environment of its own, one process per workload, against a
+full buffer, so that inserts overwrite. A round times every operation on every implementation for
+about {seconds:g} s, one implementation after the other; {rounds} rounds, each beginning with
+another one. Workers whose buffers do not fit into memory together (W3) are started, filled, timed
+and ended in turn within each round, always in the same order. Cells show the median and, in
+brackets, the range over the rounds. `ratio` is Recollect's median over that of the best peer in
+the same run, with the range of the ratios round by round.
+
+Inputs are made before the clock starts, in the container each library likes best. Results are
+complete when a call returns: all columns and, with priorities, indices (keys) and weights. JAX
+calls are compiled, donate their state and block until ready. Threads inside libraries are at
+their defaults; torch is tried with its default and with one thread, and the better result counts.
+Priorities of all rows are made to differ before anything is drawn (in Reverb once, after filling,
+for as many draws as half the rows). Without priorities, cpprb and SB3 return no indices;
+Recollect returns keys all the same. A call's result is held until the next one is there. The
+floor is `numpy.take` of the same rows on one core, into an output that is reused and into a fresh
+one."""
+
+
+def as_text(table: Table) -> str:
+    """Aligned columns."""
+    lines = [table.header, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
+    rendered = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
+    rule = "-" * max(map(len, rendered))
+    notes = [f"  * {note}" for note in table.notes]
+    return "\n".join([table.title, rule, rendered[0], rule, *rendered[1:], rule, *notes])
+
+
+def as_markdown(table: Table) -> str:
+    """A section with a table and its notes."""
+    rule = ["---", *["---:"] * (len(table.header) - 1)]
+    lines = [_pipes(line) for line in (table.header, rule, *table.rows)]
+    notes = ["", *(f"- {note}" for note in table.notes)] if table.notes else []
+    return "\n".join([f"## {table.title}", "", *lines, *notes])
+
+
+def page(
+    tables: Sequence[Table],
+    machine: dict[str, str],
+    versions: dict[str, dict[str, str]],
+    settings: Settings,
+) -> str:
+    """The whole of docs/benchmarks.md."""
+    facts = [f"- {name}: {value}" for name, value in machine.items()]
+    installed = [
+        f"| {title} | {', '.join(f'{name} {number}' for name, number in found.items())} |"
+        for title, found in versions.items()
+    ]
+    parts = [
+        "# Benchmarks",
+        "Written by `python bench/run.py --markdown docs/benchmarks.md`; do not edit by hand.",
+        "## Machine",
+        "\n".join(facts),
+        "## Versions",
+        "\n".join(["| | |", "| --- | --- |", *installed]),
+        "## Method",
+        METHOD.format(seconds=settings.seconds, rounds=settings.rounds),
+        *(as_markdown(table) for table in tables),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def versions_of(
+    implementations: Sequence[Implementation], results: dict[str, Outcomes]
+) -> dict[str, dict[str, str]]:
+    """What each implementation said it was, over all workloads."""
+    found: dict[str, dict[str, str]] = {}
+    for one in implementations:
+        seen = [outcomes[one.name] for outcomes in results.values() if one.name in outcomes]
+        for outcome in seen:
+            if outcome.versions:
+                found[one.title] = outcome.versions
+    return found
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,179 @@
+"""From outcomes to tables: one per workload, and one each for memory, growth and start."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from bench import figures
+from bench.figures import NOTHING
+from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
+from bench.startup import Startup
+from bench.workloads import growth
+from bench.workloads.base import Floor, Operation, Workload
+
+MOST_BYTES = 64
+MOST_IMPORT_SECONDS = 0.3
+MOST_COMPILE_SECONDS = 20.0
+
+
+@dataclass
+class Table:
+    """A title, a header, rows of text, and notes below."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def comparison(
+    workload: Workload, implementations: Sequence[Implementation], outcomes: Outcomes
+) -> Table:
+    """Operations down, implementations across, then the ratio to the best peer and its bounds."""
+    shown = [one for one in implementations if one.name in outcomes and one.name != FLOOR]
+    title = f"{workload.name}: {workload.title}, {workload.rows:,} rows of {workload.payload:,} B"
+    header = ["items/s", *(one.title for one in shown)]
+    table = Table(title, [*header, "best peer", "ratio", "must", "aim", "verdict"])
+    titles = {one.name: one.title for one in implementations}
+    for operation in workload.operations:
+        cells = [_cell(outcomes[one.name], operation) for one in shown]
+        table.rows.append([operation.name, *cells, *_judged(operation, outcomes, titles)])
+    for floor in workload.floors:
+        table.rows.append(_floor_row(floor, outcomes, len(shown)))
+    for one in shown:
+        table.notes.extend(_remarks(one.title, outcomes[one.name]))
+    return table
+
+
+def memory(
+    workload: Workload, implementations: Sequence[Implementation], outcomes: Outcomes
+) -> Table:
+    """Resident bytes per row and how many of them are not payload."""
+    title = f"Memory, {workload.name}: growth of resident memory at {workload.rows:,} rows"
+    table = Table(title, ["", "bytes per row", "beyond payload", "must", "verdict"])
+    for one in implementations:
+        outcome = outcomes.get(one.name)
+        if outcome is None or one.name == FLOOR:
+            continue
+        if not outcome.bytes_per_row:
+            table.rows.append([one.title, _absence(outcome), NOTHING, NOTHING, NOTHING])
+            continue
+        used = statistics.median(outcome.bytes_per_row)
+        beyond = used - workload.payload
+        bounds = [NOTHING, NOTHING]
+        if one.name == OURS:
+            bounds = [f"at most {MOST_BYTES}", figures.limit(beyond, MOST_BYTES)]
+        table.rows.append([one.title, f"{used:,.0f}", f"{beyond:,.0f}", *bounds])
+    return table
+
+
+def growing(outcomes: Outcomes) -> Table:
+    """Time of one call over few and over many items."""
+    sizes = (growth.SMALL, growth.LARGE)
+    header = ["one call", *(f"{size:,} items" for size in sizes), "ratio", "must", "verdict"]
+    table = Table("Cost does not grow with the table", header)
+    outcome = outcomes[OURS]
+    must = f"at most {growth.LIMIT:g}"
+    for verb in growth.VERBS:
+        names = [Operation(verb, size).name for size in sizes]
+        series = [[1 / value for value in outcome.rates.get(name, [])] for name in names]
+        if not all(series):
+            cells = [figures.seconds(some) if some else "failed" for some in series]
+            table.rows.append([verb, *cells, NOTHING, must, "FAIL"])
+            continue
+        grown = statistics.median(series[1]) / statistics.median(series[0])
+        times = [figures.seconds(values) for values in series]
+        ratio = figures.ratio(series[1], series[0])
+        table.rows.append([verb, *times, ratio, must, figures.limit(grown, growth.LIMIT)])
+    table.notes.extend(_remarks("Recollect", outcome))
+    return table
+
+
+def starting(startup: Startup) -> Table:
+    """Import, first call with an empty kernel cache, and first call of a second process."""
+    table = Table("Start of a process", ["Recollect", "median (range)", "must", "verdict"])
+    if startup.failure:
+        table.notes.append(f"Recollect did not run: {startup.failure}")
+        return table
+    added = startup.import_seconds
+    cold = statistics.median(startup.cold)
+    table.rows = [
+        ["import numpy, pyarrow", figures.seconds(startup.base), NOTHING, NOTHING],
+        ["import recollect", figures.seconds(startup.ours), NOTHING, NOTHING],
+        [
+            "difference",
+            figures.seconds([max(added, 0.0)]),
+            f"under {MOST_IMPORT_SECONDS:g} s",
+            figures.limit(added, MOST_IMPORT_SECONDS),
+        ],
+        [
+            "table, insert, sample, update: no kernel cached",
+            figures.seconds(startup.cold),
+            f"under {MOST_COMPILE_SECONDS:g} s",
+            figures.limit(cold, MOST_COMPILE_SECONDS),
+        ],
+        ["the same in a second process", figures.seconds(startup.warm), NOTHING, NOTHING],
+    ]
+    return table
+
+
+def _cell(outcome: Outcome, operation: Operation) -> str:
+    values = outcome.rates.get(operation.name)
+    if values:
+        return figures.rate(values)
+    return "failed" if operation.name in outcome.problems else _absence(outcome)
+
+
+def _absence(outcome: Outcome) -> str:
+    return "failed" if outcome.failure else NOTHING
+
+
+def _judged(operation: Operation, outcomes: Outcomes, titles: dict[str, str]) -> list[str]:
+    """Best peer, ratio to it, must, aim, verdict."""
+    bounds = [figures.bound(operation.must), figures.bound(operation.aim)]
+    peers = {
+        name: outcome.rates[operation.name]
+        for name, outcome in outcomes.items()
+        if name not in (OURS, FLOOR) and operation.name in outcome.rates
+    }
+    if not peers:
+        return [NOTHING, NOTHING, *bounds, NOTHING]
+    best = max(peers, key=lambda name: statistics.median(peers[name]))
+    if OURS not in outcomes:
+        return [titles[best], NOTHING, *bounds, NOTHING]
+    ours = outcomes[OURS].rates.get(operation.name)
+    if not ours:
+        return [titles[best], NOTHING, *bounds, figures.verdict(0.0, operation.must)]
+    reached = statistics.median(ours) / statistics.median(peers[best])
+    verdict = figures.verdict(reached, operation.must, operation.aim)
+    return [titles[best], figures.ratio(ours, peers[best]), *bounds, verdict]
+
+
+def _floor_row(floor: Floor, outcomes: Outcomes, shown: int) -> list[str]:
+    """Ours as a share of what the machine can do."""
+    empty = [""] * (shown - 1)
+    must = NOTHING if floor.must is None else f"{floor.must:.0%}"
+    bound = outcomes[FLOOR].rates.get(floor.operation.name) if FLOOR in outcomes else None
+    title = f"{floor.of}, share of {floor.title}"
+    if not bound:
+        return [title, NOTHING, *empty, "failed", NOTHING, must, NOTHING, NOTHING]
+    ours = outcomes[OURS].rates.get(floor.of) if OURS in outcomes else None
+    if not ours:
+        return [title, NOTHING, *empty, figures.rate(bound), NOTHING, must, NOTHING, NOTHING]
+    share = statistics.median(ours) / statistics.median(bound)
+    verdict = figures.verdict(share, floor.must)
+    return [title, "", *empty, figures.rate(bound), f"{share:.0%}", must, NOTHING, verdict]
+
+
+def _remarks(title: str, outcome: Outcome) -> list[str]:
+    found = []
+    if outcome.note:
+        found.append(outcome.note)
+    if outcome.failure:
+        found.append(f"{title} did not run: {outcome.failure}")
+    if outcome.unsupported:
+        found.append(f"{title}: {outcome.unsupported}")
+    found.extend(f"{title}, {name}: {why}" for name, why in outcome.problems.items())
+    return found

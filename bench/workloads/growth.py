@@ -1,0 +1,22 @@
+"""Growth: what must cost the same over a thousand items and over a million. Recollect alone.
+
+The size of an operation is the number of items in the table; a call counts as one.
+"""
+
+from __future__ import annotations
+
+from bench.workloads.base import Column, Operation, Workload
+
+SMALL, LARGE = 1_000, 1_000_000
+VERBS = ("count(partition)", "take(64) Fifo", "take(64) StalestFirst")
+LIMIT = 2.0
+
+WORKLOAD = Workload(
+    name="growth",
+    title="cost does not grow with the table",
+    kind="growth",
+    columns=(Column("obs", "float32", (4,)),),
+    rows=LARGE,
+    only=("recollect",),
+    operations=tuple(Operation(verb, size) for verb in VERBS for size in (SMALL, LARGE)),
+)

@@ -1,0 +1,116 @@
+"""Recollect: the experience store for reinforcement learning.
+
+>>> import recollect as rc
+>>> table = rc.Table("replay", capacity=100_000, sampler=rc.Prioritized())
+"""
+
+from importlib.metadata import PackageNotFoundError as _NotInstalled
+from importlib.metadata import version as _version
+
+from recollect import errors
+from recollect.arrow import ArrowBatch
+from recollect.batch import Batch
+from recollect.clock import Clock, ManualClock, SystemClock
+from recollect.conversions import RaggedTensor
+from recollect.effects import (
+    Amended,
+    Effect,
+    Follower,
+    Inserted,
+    Leased,
+    Removed,
+    Returned,
+    Updated,
+)
+from recollect.errors import (
+    ConfigError,
+    InvalidValue,
+    LeaseExpired,
+    NeverPossible,
+    QueryError,
+    RecollectError,
+    SchemaError,
+    TableClosed,
+    UnknownKey,
+    WaitTimeout,
+)
+from recollect.info import Info, Lease
+from recollect.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
+from recollect.query import Query, field, parse
+from recollect.ragged import Ragged
+from recollect.schema import Column
+from recollect.selectors import (
+    Fifo,
+    FreshestFirst,
+    Largest,
+    Lifo,
+    Linear,
+    Mixed,
+    Prioritized,
+    Selector,
+    Smallest,
+    StalestFirst,
+    Uniform,
+)
+from recollect.storage.memory import MemoryStorage
+from recollect.store import Store
+from recollect.table import Table
+
+try:
+    __version__ = _version("recollect")
+except _NotInstalled:  # pragma: no cover - imported from a folder that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Amended",
+    "ArrowBatch",
+    "Batch",
+    "Clock",
+    "Column",
+    "ConfigError",
+    "Effect",
+    "Fifo",
+    "Follower",
+    "FreshestFirst",
+    "Info",
+    "Inserted",
+    "InvalidValue",
+    "Largest",
+    "Lease",
+    "LeaseExpired",
+    "Leased",
+    "Lifo",
+    "Limiter",
+    "Linear",
+    "ManualClock",
+    "MemoryStorage",
+    "MinSize",
+    "Mixed",
+    "NeverPossible",
+    "Prioritized",
+    "Query",
+    "QueryError",
+    "Queue",
+    "Ragged",
+    "RaggedTensor",
+    "RecollectError",
+    "Removed",
+    "Returned",
+    "SampleToInsertRatio",
+    "SchemaError",
+    "Selector",
+    "Smallest",
+    "Stack",
+    "StalestFirst",
+    "Store",
+    "SystemClock",
+    "Table",
+    "TableClosed",
+    "Uniform",
+    "UnknownKey",
+    "Updated",
+    "WaitTimeout",
+    "errors",
+    "field",
+    "parse",
+]

@@ -1,0 +1,135 @@
+"""Columns as pandas DataFrames and as torch tensors.
+
+Neither package is imported before a call asks for it; without it the error names the extra.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from recollect.cells import Array
+from recollect.columns import ColumnData, Columns, Mask, as_column, check_flat_names, nest, spread
+from recollect.errors import SchemaError
+from recollect.ragged import Ragged
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# pandas
+
+
+def to_pandas(columns: Columns) -> pd.DataFrame:
+    """`Columns.to_pandas`."""
+    pandas, present = _optional("pandas"), columns.present
+    frame: pd.DataFrame = pandas.DataFrame(
+        {name: _series(pandas, c, present.get(name)) for name, c in columns.columns.items()}
+    )
+    return frame
+
+
+def _series(pandas: Any, column: ColumnData, present: Mask | None) -> Any:
+    cells: Any
+    dtype: Any
+    if isinstance(column, Ragged) or column.ndim > 1:
+        is_text = isinstance(column, Ragged) and column.kind == "str"
+        cells, dtype = list(column), "str" if is_text else object
+    else:
+        cells, dtype = _for_pandas(column), None
+    if present is not None:
+        cells = [cell if there else None for cell, there in zip(cells, present, strict=True)]
+        dtype = object
+    return pandas.Series(cells, dtype=dtype)
+
+
+def _for_pandas(array: Array) -> Array:
+    if array.dtype.type.__module__ == "ml_dtypes":
+        return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+    if array.dtype.kind in "Mm":  # pandas has no units such as 25 s
+        return array.astype(f"{array.dtype.kind}8[{np.datetime_data(array.dtype)[0]}]", copy=False)
+    return array
+
+
+def from_pandas(frame: pd.DataFrame) -> Columns:
+    """Return what `Batch.from_pandas` makes a Batch of."""
+    columns: dict[str, ColumnData] = {}
+    present: dict[str, Mask] = {}
+    if not frame.columns.is_unique:
+        raise SchemaError("two columns of the DataFrame have one name: rename one")
+    for name in frame.columns:
+        columns[name], mask = _from_series(str(name), frame[name])
+        if mask is not None:
+            present[name] = mask
+    check_flat_names(columns)
+    return Columns._of(columns, present or None)
+
+
+def _from_series(name: str, series: pd.Series[Any]) -> tuple[ColumnData, Mask | None]:
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
+        return as_column(name, series.to_numpy()), None
+    missing = series.isna().to_numpy(dtype=bool)
+    cells = series[~missing].to_numpy()
+    if not len(cells) and series.dtype == "str":
+        column: ColumnData = Ragged.from_list([], dtype=str)
+    else:
+        column = as_column(name, cells)
+    return (spread(column, ~missing), ~missing) if missing.any() else (column, None)
+
+
+# torch
+
+
+class RaggedTensor(NamedTuple):
+    """A ragged column as tensors: row i is `values[offsets[i]:offsets[i + 1]]`.
+
+    >>> import recollect as rc
+    >>> rc.Batch({"tokens": [[1, 2], [3]]}).to_torch()["tokens"].offsets
+    tensor([0, 2, 3])
+    """
+
+    values: Any
+    offsets: Any
+
+
+def to_torch(columns: Columns, device: Any, pin_memory: bool) -> dict[str, Any]:
+    """`Columns.to_torch`."""
+    torch = _optional("torch")
+
+    def tensor(name: str, array: Array) -> Any:
+        made = _tensor(torch, name, array)
+        if pin_memory:
+            made = made.pin_memory()
+        return made if device is None else made.to(device, non_blocking=pin_memory)
+
+    flat: dict[str, Any] = {}
+    for name, column in columns.columns.items():
+        if not isinstance(column, Ragged):
+            flat[name] = tensor(name, column)
+        elif column.kind == "array":
+            flat[name] = RaggedTensor(tensor(name, column.values), tensor(name, column.offsets))
+        else:
+            flat[name] = column.to_list()
+    return nest(flat)
+
+
+def _tensor(torch: Any, name: str, array: Array) -> Any:
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()  # torch has neither read-only tensors nor negative strides
+    if array.dtype.type.__module__ != "ml_dtypes":
+        return torch.from_numpy(array.view(np.int64) if array.dtype.kind in "Mm" else array)
+    dtype = getattr(torch, array.dtype.name, None)
+    if dtype is None or not dtype.is_floating_point:
+        raise SchemaError(f"column {name!r} is {array.dtype.name}, which torch does not have")
+    return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(dtype)
+
+
+def _optional(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"this call needs {package}, which is not installed: pip install 'recollect[{package}]'"
+        ) from error

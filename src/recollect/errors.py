@@ -1,0 +1,50 @@
+"""The errors that Recollect raises on purpose, in one hierarchy that users can catch.
+
+Each message says in one sentence what was wrong, what was expected and what to do. An error
+of this family is raised before anything changed.
+"""
+
+from __future__ import annotations
+
+
+class RecollectError(Exception):
+    """Base of every error that Recollect raises on purpose."""
+
+
+class InvalidValue(RecollectError, ValueError):
+    """An argument has the right type and a wrong value (a negative priority, a zero capacity)."""
+
+
+class SchemaError(InvalidValue):
+    """Columns do not fit the table: an unknown or missing name, another dtype, another shape."""
+
+
+class QueryError(InvalidValue):
+    """A query names an unknown field or operator, or compares values of different types."""
+
+
+class ConfigError(InvalidValue):
+    """A configuration is wrong; the message begins with the path of the wrong entry."""
+
+
+class NeverPossible(InvalidValue):
+    """The call could wait forever: no sequence of other calls would let it go ahead."""
+
+
+class UnknownKey(RecollectError, KeyError):
+    """A call that needs an item named a key whose item has gone."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its argument; we want the sentence
+        return str(self.args[0]) if self.args else ""
+
+
+class WaitTimeout(RecollectError, TimeoutError):
+    """A call waited as long as it was told to; the message says what it waited for."""
+
+
+class TableClosed(RecollectError):
+    """The table was closed, before the call or while it waited."""
+
+
+class LeaseExpired(RecollectError):
+    """The lease is unknown, was settled before, or its deadline has passed."""

@@ -1,0 +1,402 @@
+"""The indexes of a table: which item comes first, which are there, what they weigh.
+
+An index is one row `x` of the index table (`layout`), of one of three kinds:
+
+order    items in the order of (times_sampled, value, arrival). Those that arrive in order are
+         linked in a list; those that come out of order, as after a lease, go to a heap.
+uniform  a dense set: removing swaps the last member into the hole.
+weight   sum trees over the slots, or over the places of a dense set within a partition.
+
+All are called under the table's lock, after the caller has made room.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.kernels.compile import inner
+from recollect.kernels.layout import (
+    A_HEAP,
+    A_HEAP_PLACE,
+    A_KEY,
+    A_MEMBERS,
+    A_NBYTES,
+    A_NEXT,
+    A_PARAMETERS,
+    A_PLACE,
+    A_PREVIOUS,
+    A_PRIORITY,
+    A_ROWS,
+    A_SEQ,
+    A_SORT,
+    A_TIMES,
+    A_TREE,
+    A_VALUE,
+    A_VERSION,
+    A_ZEROS,
+    ABSENT,
+    ALPHA,
+    BY_FLOAT64,
+    BY_INT8,
+    BY_INT32,
+    BY_INT64,
+    BY_ROWS,
+    BY_UINT64,
+    COUNT,
+    COUNTER_MASK,
+    DESCENDING,
+    HEAD,
+    HEAPED,
+    KIND,
+    LEVELED,
+    ORDER,
+    POSITIVE,
+    RATE,
+    REFERENCE,
+    ROW_BYTES,
+    TAIL,
+    UNIFORM,
+    VALUE_TYPE,
+    VISITS,
+    WEIGHT,
+)
+from recollect.kernels.random import next_unit
+from recollect.kernels.raw import (
+    bits_of,
+    float64_at,
+    int8_at,
+    int32_at,
+    int64_at,
+    uint64_at,
+)
+from recollect.kernels.tree import refresh, set_leaf
+
+LAST = np.int64(0x7FFFFFFFFFFFFFFF)
+SIGN = np.uint64(0x8000000000000000)
+SMALLEST_WEIGHT = 1e-300
+
+ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
+
+
+# -- order --------------------------------------------------------------------------------------
+@inner("int64(int64[::1], int64)")
+def seq_of(items, slot):
+    if items[A_SEQ] != 0:
+        return int64_at(items[A_SEQ])[slot]
+    return np.int64(uint64_at(items[A_KEY])[slot] & np.uint64(COUNTER_MASK))
+
+
+@inner("int64(int64[::1], int64[::1], int64)")
+def order_value(items, x, slot):
+    """An int64 that sorts as the item's value does; an absent value comes last."""
+    kind = x[VALUE_TYPE]
+    if kind == BY_INT64:
+        value = int64_at(x[A_VALUE])[slot]
+        if value == x[ABSENT]:
+            return LAST
+    elif kind == BY_FLOAT64:
+        number = float64_at(x[A_VALUE])[slot] + 0.0
+        if np.isnan(number):
+            return LAST
+        value = bits_of(number)
+        value ^= (value >> 63) & LAST
+    elif kind == BY_INT32:
+        value = np.int64(int32_at(x[A_VALUE])[slot])
+        if value == x[ABSENT]:
+            return LAST
+    elif kind == BY_INT8:
+        value = np.int64(int8_at(x[A_VALUE])[slot])
+        if value == x[ABSENT]:
+            return LAST
+    elif kind == BY_UINT64:
+        value = np.int64(uint64_at(x[A_VALUE])[slot] ^ SIGN)
+    elif kind == BY_ROWS:
+        value = np.int64(int32_at(items[A_ROWS])[slot]) if items[A_ROWS] != 0 else np.int64(1)
+    else:
+        value = nbytes_of(items, slot)
+    return ~value if x[DESCENDING] else value
+
+
+@inner("int64(int64[::1], int64)")
+def rows_of(items, slot):
+    return np.int64(int32_at(items[A_ROWS])[slot]) if items[A_ROWS] != 0 else np.int64(1)
+
+
+@inner("int64(int64[::1], int64)")
+def nbytes_of(items, slot):
+    if items[A_NBYTES] != 0:
+        return int64_at(items[A_NBYTES])[slot]
+    return rows_of(items, slot) * items[ROW_BYTES]
+
+
+@inner("boolean(int64[::1], int64[::1], int64, int64)")
+def comes_before(items, x, a, b):
+    items[VISITS] += 1
+    if x[LEVELED]:
+        times = int32_at(items[A_TIMES])
+        if times[a] != times[b]:
+            return times[a] < times[b]
+    if x[A_SORT] != 0:
+        sort = int64_at(x[A_SORT])
+        if sort[a] != sort[b]:
+            return sort[a] < sort[b]
+    elif x[DESCENDING]:
+        return seq_of(items, a) > seq_of(items, b)
+    return seq_of(items, a) < seq_of(items, b)
+
+
+@inner("void(int64[::1], int64, int64)")
+def _heap_put(x, slot, place):
+    int32_at(x[A_HEAP])[place] = slot
+    int32_at(x[A_HEAP_PLACE])[slot] = place + 1
+
+
+@inner("int64(int64[::1], int64[::1], int64)")
+def _heap_rise(items, x, place):
+    heap = int32_at(x[A_HEAP])
+    slot = heap[place]
+    while place > 0:
+        parent = (place - 1) >> 1
+        if not comes_before(items, x, slot, heap[parent]):
+            break
+        _heap_put(x, heap[parent], place)
+        place = parent
+    _heap_put(x, slot, place)
+    return place
+
+
+@inner("void(int64[::1], int64[::1], int64)")
+def _heap_sink(items, x, place):
+    heap = int32_at(x[A_HEAP])
+    count = x[HEAPED]
+    slot = heap[place]
+    while True:
+        child = 2 * place + 1
+        if child >= count:
+            break
+        if child + 1 < count and comes_before(items, x, heap[child + 1], heap[child]):
+            child += 1
+        if not comes_before(items, x, heap[child], slot):
+            break
+        _heap_put(x, heap[child], place)
+        place = child
+    _heap_put(x, slot, place)
+
+
+@inner("void(int64[::1], int64[::1], int64)")
+def _order_add(items, x, slot):
+    following = int32_at(x[A_NEXT])
+    previous = int32_at(x[A_PREVIOUS])
+    x[COUNT] += 1
+    items[VISITS] += 1
+    if x[A_SORT] != 0:
+        int64_at(x[A_SORT])[slot] = order_value(items, x, slot)
+    tail = x[TAIL]
+    if tail < 0:
+        x[HEAD] = x[TAIL] = slot
+        following[slot] = previous[slot] = -1
+    elif not comes_before(items, x, slot, tail):
+        following[tail] = slot
+        previous[slot] = tail
+        following[slot] = -1
+        x[TAIL] = slot
+    elif comes_before(items, x, slot, x[HEAD]):
+        previous[x[HEAD]] = slot
+        following[slot] = x[HEAD]
+        previous[slot] = -1
+        x[HEAD] = slot
+    else:
+        _heap_put(x, slot, x[HEAPED])
+        x[HEAPED] += 1
+        _heap_rise(items, x, x[HEAPED] - 1)
+
+
+@inner("void(int64[::1], int64[::1], int64)")
+def _order_remove(items, x, slot):
+    x[COUNT] -= 1
+    items[VISITS] += 1
+    places = int32_at(x[A_HEAP_PLACE])
+    if x[HEAPED] > 0 and places[slot] > 0:
+        place = np.int64(places[slot] - 1)
+        places[slot] = 0
+        x[HEAPED] -= 1
+        last = int32_at(x[A_HEAP])[x[HEAPED]]
+        if last != slot:
+            _heap_put(x, last, place)
+            _heap_sink(items, x, _heap_rise(items, x, place))
+        return
+    following = int32_at(x[A_NEXT])
+    previous = int32_at(x[A_PREVIOUS])
+    after, before = following[slot], previous[slot]
+    if before >= 0:
+        following[before] = after
+    else:
+        x[HEAD] = after
+    if after >= 0:
+        previous[after] = before
+    else:
+        x[TAIL] = before
+
+
+@inner("int64(int64[::1], int64[::1])")
+def order_first(items, x):
+    """The first item's slot, -1 where the index is empty."""
+    head = x[HEAD]
+    if x[HEAPED] > 0:
+        top = np.int64(int32_at(x[A_HEAP])[0])
+        if head < 0 or comes_before(items, x, top, head):
+            return top
+    return head
+
+
+# -- dense sets ---------------------------------------------------------------------------------
+@inner("int64(int64[::1], int64)")
+def _set_add(x, slot):
+    place = x[COUNT]
+    int32_at(x[A_MEMBERS])[place] = slot
+    int32_at(x[A_PLACE])[slot] = place
+    x[COUNT] = place + 1
+    return place
+
+
+@inner("int64(int64[::1], int64)")
+def _set_remove(x, slot):
+    """Returns the hole, which the last member fills."""
+    members = int32_at(x[A_MEMBERS])
+    places = int32_at(x[A_PLACE])
+    hole = places[slot]
+    x[COUNT] -= 1
+    moved = members[x[COUNT]]
+    members[hole] = moved
+    places[moved] = hole
+    return np.int64(hole)
+
+
+@inner("void(int64[::1], int64, int64)")
+def swap_members(x, a, b):
+    members = int32_at(x[A_MEMBERS])
+    places = int32_at(x[A_PLACE])
+    first, second = members[a], members[b]
+    members[a], members[b] = second, first
+    places[first], places[second] = b, a
+
+
+# -- weights ------------------------------------------------------------------------------------
+@inner("float64(int64[::1], int64[::1], int64)")
+def weight_of(items, x, slot):
+    """priority ** alpha, halved for every half-life between the reference and the version."""
+    priority = float64_at(items[A_PRIORITY])[slot]
+    if priority <= 0.0:
+        return 0.0
+    parameters = float64_at(x[A_PARAMETERS])
+    alpha = parameters[ALPHA]
+    weight = priority if alpha == 1.0 else priority**alpha
+    rate = parameters[RATE]
+    if rate != 0.0:
+        version = int64_at(items[A_VERSION])[slot]
+        weight *= 2.0 ** ((version - parameters[REFERENCE]) * rate)
+    return max(weight, SMALLEST_WEIGHT)
+
+
+@inner("int64(int64[::1], int64)")
+def place_of(x, slot):
+    return np.int64(int32_at(x[A_PLACE])[slot]) if x[A_MEMBERS] != 0 else np.int64(slot)
+
+
+@inner("int64(int64[::1], int64)")
+def slot_at(x, place):
+    return np.int64(int32_at(x[A_MEMBERS])[place]) if x[A_MEMBERS] != 0 else np.int64(place)
+
+
+@inner("void(int64[::1], int64, float64, float64)")
+def _write_leaf(x, place, weight, zero):
+    float64_at(x[A_TREE])[place] = weight
+    if x[A_ZEROS] != 0:
+        float64_at(x[A_ZEROS])[place] = zero
+
+
+@inner("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
+def _weight_change(items, x, slots, n, change, work):
+    """Write the leaves of items that come, go or weigh something else, then their ancestors.
+
+    Items that only change may be named twice.
+    """
+    half = work.size >> 1
+    tree = float64_at(x[A_TREE])
+    touched = 0
+    last_priority = -1.0
+    last_version = np.int64(-1)
+    weight = 0.0
+    for i in range(n):
+        slot = slots[i]
+        place = np.int64(slot)
+        if x[A_MEMBERS] != 0:
+            place = _set_add(x, slot) if change == ADD else np.int64(int32_at(x[A_PLACE])[slot])
+        elif change == ADD:
+            x[COUNT] += 1
+        if change == REMOVE:
+            x[POSITIVE] -= tree[place] > 0.0
+            if x[A_MEMBERS] != 0:  # the last member fills the hole, and its weight with it
+                last = x[COUNT] - 1
+                _set_remove(x, slot)
+                zero = float64_at(x[A_ZEROS])[last] if x[A_ZEROS] != 0 else 0.0
+                _write_leaf(x, place, tree[last], zero)
+                _write_leaf(x, last, 0.0, 0.0)
+                work[touched] = last
+                touched += 1
+            else:
+                x[COUNT] -= 1
+                _write_leaf(x, place, 0.0, 0.0)
+        else:
+            priority = float64_at(items[A_PRIORITY])[slot]
+            version = int64_at(items[A_VERSION])[slot] if items[A_VERSION] != 0 else np.int64(0)
+            if priority != last_priority or version != last_version:
+                weight = weight_of(items, x, slot)
+                last_priority = priority
+                last_version = version
+            old = tree[place] if change == CHANGE else 0.0
+            x[POSITIVE] += np.int64(weight > 0.0) - np.int64(old > 0.0)
+            _write_leaf(x, place, weight, 1.0 if weight == 0.0 else 0.0)
+        work[touched] = place
+        touched += 1
+        if touched + 2 > half or i == n - 1:  # a long batch goes in stretches
+            if x[A_ZEROS] != 0:
+                scratch = work[half:]
+                for k in range(touched):
+                    scratch[k] = work[k]
+                items[VISITS] += refresh(x, x[A_ZEROS], scratch, touched)
+            items[VISITS] += refresh(x, x[A_TREE], work, touched)
+            touched = 0
+
+
+@inner("void(int64[::1], int64, float64, float64)")
+def set_weight(x, place, weight, zero):
+    set_leaf(x, x[A_TREE], place, weight)
+    if x[A_ZEROS] != 0:
+        set_leaf(x, x[A_ZEROS], place, zero)
+
+
+# -- all kinds ----------------------------------------------------------------------------------
+@inner("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
+def change_index(items, x, slots, n, change, work):
+    """Add items to an index, remove them, or weigh them anew (which moves nothing else)."""
+    if x[KIND] == WEIGHT:
+        _weight_change(items, x, slots, n, change, work)
+    elif x[KIND] == ORDER:
+        for i in range(n):
+            if change == ADD:
+                _order_add(items, x, slots[i])
+            elif change == REMOVE:
+                _order_remove(items, x, slots[i])
+    elif x[KIND] == UNIFORM:
+        for i in range(n):
+            if change == ADD:
+                _set_add(x, slots[i])
+            elif change == REMOVE:
+                _set_remove(x, slots[i])
+        items[VISITS] += n
+
+
+@inner("float64(uint64[::1], int64, int64, int64)")
+def unit_of(random, i, n, stratified):
+    return (i + next_unit(random)) / n if stratified else next_unit(random)

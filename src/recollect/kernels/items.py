@@ -1,0 +1,647 @@
+"""The items of a table in memory: keys and slots, what is visible, what each verb does to them.
+
+These are the entry points that the storage calls under the table's lock. Each validates
+nothing: the storage has made room in every array, and knows that enough items are there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.kernels.choosing import (
+    choose_distinct,
+    count_of_all,
+    draw_from_all,
+    draw_many,
+    mass_of_all,
+    only_zeros,
+)
+from recollect.kernels.compile import inner, kernel
+from recollect.kernels.indexes import (
+    ADD,
+    CHANGE,
+    REMOVE,
+    change_index,
+    nbytes_of,
+    place_of,
+    rows_of,
+    unit_of,
+)
+from recollect.kernels.layout import (
+    A_HASH,
+    A_INSERTED,
+    A_KEY,
+    A_LOCATION,
+    A_NBYTES,
+    A_PARTITION,
+    A_PARTITION_LIVE,
+    A_PARTITION_SAMPLED,
+    A_PARTITION_VISIBLE,
+    A_PMAX,
+    A_PRIORITY,
+    A_ROWS,
+    A_SEGMENT_ROWS,
+    A_SEGMENT_SEALED,
+    A_SHARED,
+    A_SHARED_ROWS,
+    A_SHARED_SEALED,
+    A_SMALLEST,
+    A_STATE,
+    A_TIMES,
+    A_TREE,
+    A_ZEROS,
+    COUNT,
+    COUNTER,
+    COUNTER_MASK,
+    DEAD_SEGMENTS,
+    DEPENDS,
+    DEPENDS_TIMES,
+    DISPLACED,
+    FAMILIES,
+    FREE,
+    FREE_HEAD,
+    FREE_TAIL,
+    GLOBALS,
+    HASH_SIZE,
+    HIDDEN,
+    KIND,
+    LEASED,
+    LEVELS,
+    LIVE,
+    MAX_TIMES,
+    OFFSETS,
+    ORDER,
+    ORIGIN,
+    PAYLOAD,
+    PMAX_TOP,
+    ROWS,
+    SAMPLED,
+    SLOTS,
+    VISIBLE,
+    WEIGHT,
+)
+from recollect.kernels.raw import float64_at, int8_at, int32_at, int64_at, uint64_at
+from recollect.kernels.tree import refresh
+
+# rows of the int64 and float64 arrays that sample and take fill
+KEY, TIMES, LOCATION, SLOT, LEFT = 0, 1, 2, 3, 4
+PROBABILITY, PRIORITY, IMPORTANCE = 0, 1, 2
+
+SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of choose
+SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
+
+LOW = np.int64(0xFFFFFFFF)
+
+
+# -- slots and keys -----------------------------------------------------------------------------
+@inner("void(int64[::1], int64)")
+def _link_free(items, slot):
+    """Append a slot to the free list; the links of a free slot stand where its key would."""
+    links = int64_at(items[A_KEY])
+    tail = items[FREE_TAIL]
+    links[slot] = (tail << 32) | LOW
+    if tail >= 0:
+        links[tail] = (links[tail] & ~LOW) | slot
+    else:
+        items[FREE_HEAD] = slot
+    items[FREE_TAIL] = slot
+
+
+@inner("int64(int64)")
+def _low(word):
+    """The low half of a pair of links, -1 where there is none."""
+    half = word & LOW
+    return np.int64(-1) if half == LOW else half
+
+
+@inner("void(int64[::1], int64)")
+def _unlink_free(items, slot):
+    links = int64_at(items[A_KEY])
+    before, after = links[slot] >> 32, _low(links[slot])
+    if before >= 0:
+        links[before] = (links[before] & ~LOW) | (after & LOW)
+    else:
+        items[FREE_HEAD] = after
+    if after >= 0:
+        links[after] = (before << 32) | (links[after] & LOW)
+    else:
+        items[FREE_TAIL] = before
+
+
+@inner("int64(int64[::1], uint64)")
+def _hash_of(items, key):
+    word = key * np.uint64(0x9E3779B97F4A7C15)
+    word ^= word >> np.uint64(32)
+    return np.int64(word & np.uint64(items[HASH_SIZE] - 1))
+
+
+@inner("void(int64[::1], int64)")
+def _hash_add(items, slot):
+    entries = int32_at(items[A_HASH])
+    place = _hash_of(items, uint64_at(items[A_KEY])[slot])
+    while entries[place] != 0:
+        place = (place + 1) & (items[HASH_SIZE] - 1)
+    entries[place] = slot + 1
+    items[DISPLACED] += 1
+
+
+@inner("void(int64[::1], int64)")
+def _hash_remove(items, slot):
+    """Remove an entry and move back those that its place had pushed on."""
+    entries = int32_at(items[A_HASH])
+    keys = uint64_at(items[A_KEY])
+    mask = items[HASH_SIZE] - 1
+    hole = _hash_of(items, keys[slot])
+    while entries[hole] != slot + 1:
+        hole = (hole + 1) & mask
+    place = hole
+    while True:
+        place = (place + 1) & mask
+        if entries[place] == 0:
+            break
+        home = _hash_of(items, keys[entries[place] - 1])
+        if ((place - home) & mask) >= ((place - hole) & mask):
+            entries[hole] = entries[place]
+            hole = place
+    entries[hole] = 0
+    items[DISPLACED] -= 1
+
+
+@inner("int64(int64[::1], uint64)")
+def _home(items, key):
+    """The slot that a key takes where it can: keys in a row stand in slots in a row."""
+    return np.int64(key & np.uint64(COUNTER_MASK)) % items[SLOTS]
+
+
+@inner("int64(int64[::1], uint64)")
+def _slot_of(items, key):
+    """The slot of a stored key, -1 where its item has gone."""
+    keys = uint64_at(items[A_KEY])
+    states = int8_at(items[A_STATE])
+    slot = _home(items, key)
+    if states[slot] != FREE and keys[slot] == key:
+        return slot
+    if items[DISPLACED] > 0:
+        entries = int32_at(items[A_HASH])
+        place = _hash_of(items, key)
+        while entries[place] != 0:
+            slot = np.int64(entries[place] - 1)
+            if keys[slot] == key:
+                return slot
+            place = (place + 1) & (items[HASH_SIZE] - 1)
+    return np.int64(-1)
+
+
+@kernel("void(int64[::1], int64)")
+def add_slots(items, first):
+    """Make the slots from `first` on free, and find every item's place again."""
+    entries = int32_at(items[A_HASH])
+    for place in range(items[HASH_SIZE]):
+        entries[place] = 0
+    items[DISPLACED] = 0
+    states = int8_at(items[A_STATE])
+    keys = uint64_at(items[A_KEY])
+    for slot in range(first, items[SLOTS]):
+        states[slot] = FREE
+        _link_free(items, slot)
+    for slot in range(first):
+        if states[slot] != FREE and _home(items, keys[slot]) != slot:
+            _hash_add(items, slot)
+
+
+@kernel("void(int64[::1])")
+def rebuild_hash(items):
+    entries = int32_at(items[A_HASH])
+    states = int8_at(items[A_STATE])
+    keys = uint64_at(items[A_KEY])
+    for place in range(items[HASH_SIZE]):
+        entries[place] = 0
+    items[DISPLACED] = 0
+    for slot in range(items[SLOTS]):
+        if states[slot] != FREE and _home(items, keys[slot]) != slot:
+            _hash_add(items, slot)
+
+
+@kernel("void(int64[::1], uint64[::1], int64[::1])")
+def find_slots(items, keys, slots):
+    """The slot of each key, -1 for those that have gone."""
+    for i in range(keys.size):
+        slots[i] = _slot_of(items, keys[i])
+
+
+# -- the highest priority -----------------------------------------------------------------------
+@inner("void(int64[::1], int64, float64, float64)")
+def _follow_priority(items, slot, old, new):
+    """Keep the maximum of every 16; go up only while a maximum changes."""
+    if items[A_PMAX] == 0:
+        return
+    maxima = float64_at(items[A_PMAX])
+    below = float64_at(items[A_PRIORITY])
+    width = (items[SLOTS] + 15) >> 4
+    base = np.int64(0)
+    node = np.int64(slot)
+    below_base = np.int64(0)
+    while True:
+        node >>= 4
+        current = maxima[base + node]
+        if new >= current:
+            changed = new
+        elif old < current:
+            return
+        else:
+            changed = -1.0
+            first = below_base + 16 * node
+            for child in range(first, first + 16):
+                changed = max(changed, below[child])
+        if changed == current:
+            return
+        old = current
+        new = changed
+        maxima[base + node] = changed
+        if base + node == items[PMAX_TOP]:
+            return
+        below = maxima
+        below_base = base
+        base += (width + 15) & ~np.int64(15)
+        width = (width + 15) >> 4
+
+
+@kernel("void(int64[::1])")
+def rebuild_maxima(items):
+    """Compute all maxima anew, after the arrays grew."""
+    maxima = float64_at(items[A_PMAX])
+    below = float64_at(items[A_PRIORITY])
+    below_base = np.int64(0)
+    below_width = items[SLOTS]
+    base = np.int64(0)
+    while True:
+        width = (below_width + 15) >> 4
+        for node in range((width + 15) & ~np.int64(15)):
+            highest = -1.0
+            if node < width:
+                first = below_base + 16 * node
+                for child in range(first, min(first + 16, below_base + below_width)):
+                    highest = max(highest, below[child])
+            maxima[base + node] = highest
+        if width == 1:
+            items[PMAX_TOP] = base
+            return
+        below = maxima
+        below_base = base
+        below_width = width
+        base += (width + 15) & ~np.int64(15)
+
+
+# -- storing and freeing ------------------------------------------------------------------------
+@kernel(
+    "void(int64[::1], int64, int64[::1], int32[::1], int64[::1], float64[::1], int32[::1],"
+    " float64, uint64[::1], int64[::1])"
+)
+def allocate(
+    items, n, locations, rows, nbytes, priorities, partitions, now, keys_out, slots_out
+):
+    """Give n items their keys and slots, and write what every item has.
+
+    An array with one entry stands for all; one location stands for consecutive rows.
+    """
+    keys = uint64_at(items[A_KEY])
+    states = int8_at(items[A_STATE])
+    for i in range(n):
+        key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
+        slot = _home(items, key)
+        displaced = states[slot] != FREE
+        if displaced:
+            slot = items[FREE_HEAD]
+        _unlink_free(items, slot)
+        keys[slot] = key
+        states[slot] = VISIBLE
+        if displaced:
+            _hash_add(items, slot)
+        items[COUNTER] += 1
+        keys_out[i] = key
+        slots_out[i] = slot
+        int32_at(items[A_TIMES])[slot] = 0
+        float64_at(items[A_INSERTED])[slot] = now
+        own_rows = np.int64(rows[i] if rows.size > 1 else rows[0])
+        size = nbytes[i] if nbytes.size > 1 else nbytes[0]
+        location = locations[i] if locations.size > 1 else locations[0] + i * own_rows
+        int64_at(items[A_LOCATION])[slot] = location
+        if items[A_ROWS] != 0:
+            int32_at(items[A_ROWS])[slot] = own_rows
+        if items[A_NBYTES] != 0:
+            int64_at(items[A_NBYTES])[slot] = size
+        if items[A_PRIORITY] != 0:
+            priority = priorities[i] if priorities.size > 1 else priorities[0]
+            float64_at(items[A_PRIORITY])[slot] = priority
+            _follow_priority(items, slot, -1.0, priority)
+        if items[A_PARTITION] != 0:
+            partition = partitions[i] if partitions.size > 1 else partitions[0]
+            int32_at(items[A_PARTITION])[slot] = partition
+            int64_at(items[A_PARTITION_LIVE])[partition] += 1
+        items[PAYLOAD] += size
+        items[ROWS] += own_rows
+        int64_at(items[A_SEGMENT_ROWS])[location >> 32] += own_rows
+    items[LIVE] += n
+
+
+@inner("void(int64[::1], int64, int64, int64, int64)")
+def _leave_segment(items, live_rows, sealed, segment, rows):
+    counts = int64_at(items[live_rows])
+    counts[segment] -= rows
+    if counts[segment] == 0 and int8_at(items[sealed])[segment]:
+        items[DEAD_SEGMENTS] += 1
+
+
+@kernel("void(int64[::1], int64[::1], int64)")
+def release(items, slots, n):
+    """Free the slots of items that are in no index any more."""
+    states = int8_at(items[A_STATE])
+    keys = uint64_at(items[A_KEY])
+    for i in range(n):
+        slot = slots[i]
+        if _home(items, keys[slot]) != slot:
+            _hash_remove(items, slot)
+        rows, size = rows_of(items, slot), nbytes_of(items, slot)
+        segment = int64_at(items[A_LOCATION])[slot] >> 32
+        _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, segment, rows)
+        if items[A_SHARED] != 0:
+            segment = int64_at(items[A_SHARED])[slot] >> 32
+            _leave_segment(items, A_SHARED_ROWS, A_SHARED_SEALED, segment, 1)
+        if items[A_PRIORITY] != 0:
+            priorities = float64_at(items[A_PRIORITY])
+            old = priorities[slot]
+            priorities[slot] = -1.0
+            _follow_priority(items, slot, old, -1.0)
+        if items[A_PARTITION] != 0:
+            partition = int32_at(items[A_PARTITION])[slot]
+            int64_at(items[A_PARTITION_LIVE])[partition] -= 1
+        items[PAYLOAD] -= size
+        items[ROWS] -= rows
+        items[LIVE] -= 1
+        items[HIDDEN] -= states[slot] == LEASED
+        states[slot] = FREE
+        _link_free(items, slot)
+
+
+# -- in and out of the indexes ------------------------------------------------------------------
+@inner("void(int64[::1], int64[::1], int64, int64)")
+def _count_visible(items, slots, n, sign):
+    """Items become visible (1) or invisible (-1): count them, and how often they were sampled."""
+    times = int32_at(items[A_TIMES])
+    for i in range(n):
+        slot = slots[i]
+        items[SAMPLED] += sign * times[slot]
+        if items[A_PARTITION] != 0:
+            partition = int32_at(items[A_PARTITION])[slot]
+            int64_at(items[A_PARTITION_SAMPLED])[partition] += sign * times[slot]
+            int64_at(items[A_PARTITION_VISIBLE])[partition] += sign
+
+
+@inner("void(int64[::1], int64[::1], int64, int64)")
+def _set_state(items, slots, n, state):
+    states = int8_at(items[A_STATE])
+    for i in range(n):
+        items[HIDDEN] += np.int64(state == LEASED) - np.int64(states[slots[i]] == LEASED)
+        states[slots[i]] = state
+
+
+@inner("boolean(int64[::1], int64[::1], int64)")
+def _same_partition(items, slots, n):
+    partitions = int32_at(items[A_PARTITION])
+    for i in range(1, n):
+        if partitions[slots[i]] != partitions[slots[0]]:
+            return False
+    return True
+
+
+@inner("void(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64, int64[::1])")
+def _each_index(items, table, slots, n, change, mask, skip, work):
+    """Change every index but `skip` that depends on `mask`; a mask of 0 means every index.
+
+    `skip` is a row of the table; where it is a partition's, its whole family is skipped.
+    """
+    if n == 0:
+        return
+    every = items[GLOBALS]
+    families = items[FAMILIES]
+    skipped = skip
+    step = n
+    partitions = int32_at(items[A_PARTITION])
+    if families > 0:
+        if every <= skip < table.shape[0] - 1:
+            skipped = every + (skip - every) % families
+        if not _same_partition(items, slots, n):
+            step = 1
+    for i in range(0, n, step):
+        for k in range(every + families):
+            if k == skipped or (k < every and i > 0):
+                continue
+            row = k
+            count = n
+            if k >= every:
+                row += np.int64(partitions[slots[i]]) * families
+                count = step
+            if mask == 0 or table[row, DEPENDS] & mask:
+                change_index(items, table[row], slots[i:], count, change, work)
+
+
+@kernel("void(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64[::1])")
+def arrange(items, table, slots, n, verb, mask, work):
+    """Make items visible or invisible, or change the indexes that depend on `mask`.
+
+    A verb of FILL + row changes that one index alone, and `mask` is then the change.
+    """
+    if verb >= FILL:
+        change_index(items, table[verb - FILL], slots, n, mask, work)
+        return
+    if verb == HIDE:
+        _count_visible(items, slots, n, -1)
+    change = verb if verb <= CHANGE else (ADD if verb == SHOW else REMOVE)
+    _each_index(items, table, slots, n, change, mask, -1, work)
+    if verb == SHOW:
+        _count_visible(items, slots, n, 1)
+    if verb == SHOW or verb == HIDE:
+        _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
+
+
+# -- sampling -----------------------------------------------------------------------------------
+@inner("boolean(int64[::1], int64[:, ::1])")
+def _depends_on_times(items, table):
+    for row in range(min(items[GLOBALS] + items[FAMILIES], table.shape[0])):
+        if table[row, DEPENDS] & DEPENDS_TIMES:
+            return True
+    return False
+
+
+@inner("void(int64[::1], int64[:, ::1], float64[:, ::1], int64)")
+def _fill(items, ints, floats, n):
+    """What a batch says of each of its items, as of now."""
+    keys = int64_at(items[A_KEY])
+    times = int32_at(items[A_TIMES])
+    locations = int64_at(items[A_LOCATION])
+    for i in range(n):
+        slot = ints[SLOT, i]
+        ints[KEY, i] = keys[slot]
+        ints[TIMES, i] = times[slot]
+        ints[LOCATION, i] = locations[slot]
+    if items[A_PRIORITY] != 0:
+        priorities = float64_at(items[A_PRIORITY])
+        for i in range(n):
+            floats[PRIORITY, i] = priorities[ints[SLOT, i]]
+    else:
+        floats[PRIORITY, :n] = 1.0
+
+
+@inner("void(int64[:, ::1], int64[::1], int64, float64, int64, int64, float64, float64[:, ::1])")
+def _importance(table, rows, n, beta, normalize, size, smallest, floats):
+    """(N · P) ** -beta, divided by the largest of the batch (1), of the table (2), or not (0)."""
+    probability = floats[PROBABILITY]
+    weights = floats[IMPORTANCE]
+    if table[rows[0], KIND] != WEIGHT or beta == 0.0:
+        weights[:n] = 1.0
+        return
+    reference = 1.0 / size
+    if normalize == 1:
+        reference = np.inf
+        for i in range(n):
+            reference = min(reference, probability[i])
+    elif normalize == 2 and smallest < np.inf:
+        reference = smallest
+    for i in range(n):
+        weights[i] = (probability[i] / reference) ** -beta
+
+
+@inner("float64(int64[:, ::1], int64[::1])")
+def _smallest_probability(table, rows):
+    smallest = np.inf
+    for row in rows:
+        x = table[row]
+        if x[KIND] != WEIGHT or x[A_SMALLEST] == 0:
+            return np.inf
+        if x[COUNT] > 0:
+            smallest = min(smallest, float64_at(x[A_SMALLEST])[x[OFFSETS + x[LEVELS] - 1]])
+    mass = mass_of_all(table, rows, False)
+    return smallest / mass if mass > 0.0 else np.inf
+
+
+@kernel(
+    "int64(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64, float64, int64,"
+    " uint64[::1], int64[:, ::1], float64[:, ::1], int64[::1])"
+)
+def choose(
+    items, table, rows, verb, n, replace, stratified, beta, normalize, random, ints, floats, work
+):
+    """Choose n items for a call and do to them what it does.
+
+    SAMPLE  they stay and are counted; those that reach max_times_sampled are withdrawn at once,
+            before the next draw. Returns how many: they stand in ints[LEFT].
+    TAKE    n different items, counted and withdrawn.
+    EVICT   the same, not counted.
+
+    What is withdrawn is in no index any more; the caller leases or releases it.
+    """
+    chosen = ints[SLOT]
+    probability = floats[PROBABILITY]
+    size = count_of_all(table, rows)
+    smallest = _smallest_probability(table, rows)
+    ordered = table[rows[0], KIND] == ORDER
+    popped = rows[0] if ordered else np.int64(-1)
+    temporary = rows[0] == table.shape[0] - 1
+    limit = items[MAX_TIMES] if verb == SAMPLE else np.int64(0)
+    one_by_one = verb == SAMPLE and replace and not ordered and (limit > 0 or rows.size > 1)
+    left = n if verb != SAMPLE else 0
+    if one_by_one:
+        pass
+    elif ordered or not replace or verb != SAMPLE:
+        choose_distinct(items, table, rows, n, random, chosen, probability, work, floats[1])
+    else:
+        draw_many(items, table[rows[0]], n, stratified, random, chosen, probability)
+
+    times = int32_at(items[A_TIMES])
+    partitions = int32_at(items[A_PARTITION])
+    dependents = verb == SAMPLE and _depends_on_times(items, table)
+    for i in range(n if verb == SAMPLE else 0):
+        if one_by_one:
+            unit = unit_of(random, i, n, stratified)
+            chosen[i], probability[i] = draw_from_all(items, table, rows, unit)
+        slot = chosen[i]
+        one = chosen[i:]
+        for adding in range(2 if dependents else 1):
+            if dependents:
+                change = ADD if adding else REMOVE
+                skip = np.int64(-1) if adding else popped
+                _each_index(items, table, one, 1, change, DEPENDS_TIMES, skip, work)
+            if not adding:
+                times[slot] += 1
+        items[SAMPLED] += 1
+        if items[A_PARTITION] != 0:
+            int64_at(items[A_PARTITION_SAMPLED])[partitions[slot]] += 1
+        if limit > 0 and times[slot] >= limit:
+            ints[LEFT, left] = slot
+            left += 1
+            _count_visible(items, one, 1, -1)
+            _set_state(items, one, 1, LEASED)
+            _each_index(items, table, one, 1, REMOVE, 0, -1, work)
+            if temporary and one_by_one:
+                change_index(items, table[rows[0]], one, 1, REMOVE, work)
+    if verb != SAMPLE:
+        _count_visible(items, chosen, n, -1)
+        if verb == TAKE:
+            for i in range(n):
+                times[chosen[i]] += 1
+        _set_state(items, chosen, n, LEASED)
+        _each_index(items, table, chosen, n, REMOVE, 0, popped, work)
+    _importance(table, rows, n, beta, normalize, size, smallest, floats)
+    _fill(items, ints, floats, n)
+    return left
+
+
+@kernel("void(int64[::1])")
+def rebuild_trees(x):
+    """Compute every parent anew, after the leaves moved or changed all at once."""
+    everything = np.int64(1) << 60
+    refresh(x, x[A_TREE], x, everything)
+    if x[A_ZEROS] != 0:
+        refresh(x, x[A_ZEROS], x, everything)
+
+
+# -- priorities ---------------------------------------------------------------------------------
+@kernel("int64(int64[::1], int64[::1], float64[::1], int64)")
+def write_priorities(items, slots, values, n):
+    """Write priorities; the last one wins for a slot named twice. `slots` holds no -1.
+
+    Keeps the visible ones in front of `slots` and returns how many they are: their weights are
+    to be computed anew. An array of one value stands for all.
+    """
+    priorities = float64_at(items[A_PRIORITY])
+    states = int8_at(items[A_STATE])
+    visible = 0
+    for i in range(n):
+        slot = slots[i]
+        value = values[i] if values.size > 1 else values[0]
+        old = priorities[slot]
+        priorities[slot] = value
+        _follow_priority(items, slot, old, value)
+        if states[slot] == VISIBLE:
+            slots[visible] = slot
+            visible += 1
+    return visible
+
+
+@kernel("void(int64[::1], int64[:, ::1], int64[::1], int64[::1], float64[::1])")
+def probabilities(items, table, rows, slots, out):
+    """The probability of a first draw from indexes that weigh items, or choose uniformly."""
+    by_zeros = only_zeros(table, rows)
+    mass = mass_of_all(table, rows, by_zeros)
+    for i in range(slots.size):
+        row = rows[0]
+        if items[GLOBALS] <= row < table.shape[0] - 1:
+            family = (row - items[GLOBALS]) % items[FAMILIES]
+            partition = np.int64(int32_at(items[A_PARTITION])[slots[i]])
+            row = items[GLOBALS] + partition * items[FAMILIES] + family
+        x = table[row]
+        if x[KIND] == WEIGHT:
+            address = x[A_ZEROS] if by_zeros else x[A_TREE]
+            out[i] = float64_at(address)[place_of(x, slots[i])] / mass
+        else:
+            out[i] = 1.0 / mass

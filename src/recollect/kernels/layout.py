@@ -1,0 +1,131 @@
+"""Where each number and each address stands in the blocks that the engine shares with kernels.
+
+A block is an int64 array. Names that begin with `A_` hold the address of an array (0 where the
+table has none); the array's type is noted beside it.
+"""
+
+from __future__ import annotations
+
+# -- the items of a storage: one block ---------------------------------------------------------
+SLOTS = 0  # slots that the arrays have room for
+LIVE = 1  # items stored, hidden ones included
+HIDDEN = 2  # items stored and leased
+COUNTER = 3  # counter of the next key
+ORIGIN = 4  # the origin, shifted into the key's high bits
+FREE_HEAD = 5  # first and last free slot; free slots are linked through A_KEY
+FREE_TAIL = 6
+HASH_SIZE = 7  # a power of two
+DISPLACED = 8  # items that do not stand at their key's own slot, and so are in the hash
+PAYLOAD = 9  # bytes of live payload
+ROWS = 10  # live rows
+ROW_BYTES = 11  # payload of one row, where every row has the same
+GLOBALS = 12  # indexes over the whole table: the first rows of the index table
+FAMILIES = 13  # indexes kept once per partition; they follow, partition by partition
+MAX_TIMES = 14  # max_times_sampled, 0 for no limit
+SAMPLED = 15  # sum of times_sampled over visible items
+DEAD_SEGMENTS = 16  # sealed segments that lost their last row since somebody looked
+PMAX_TOP = 17  # offset of the top entry of A_PMAX
+VISITS = 18  # nodes and entries that indexes touched: what tests count instead of seconds
+A_KEY = 24  # uint64 by slot
+A_STATE = 25  # int8 by slot: FREE, VISIBLE or LEASED
+A_LOCATION = 26  # int64 by slot: segment << 32 | row, of the item's first row
+A_SHARED = 27  # int64 by slot, the same in the store of shared cells
+A_ROWS = 28  # int32 by slot
+A_NBYTES = 29  # int64 by slot
+A_PRIORITY = 30  # float64 by slot, -1 in free slots
+A_TIMES = 31  # int32 by slot
+A_INSERTED = 32  # float64 by slot
+A_PARTITION = 33  # int32 by slot
+A_SEQ = 34  # int64 by slot, where arrival order is not the order of the keys' counters
+A_HASH = 35  # int32: slot + 1 of displaced items, 0 where empty
+A_PMAX = 36  # float64: highest priority of every 16 slots, of every 16 of these, ...
+A_SEGMENT_ROWS = 37  # int64 by segment: live rows
+A_SEGMENT_SEALED = 39  # int8 by segment
+A_SHARED_ROWS = 40  # the same for the store of shared cells
+A_SHARED_SEALED = 41
+A_PARTITION_LIVE = 42  # int64 by partition: items, hidden ones included
+A_PARTITION_SAMPLED = 43  # int64 by partition: sum of times_sampled over visible items
+A_PARTITION_VISIBLE = 38  # int64 by partition: items that are not hidden
+A_VERSION = 44  # int64 by slot, -1 where there is none
+A_DELIVERIES = 45  # int32 by slot: how often a lease brought it back
+ITEMS_BLOCK = 48
+
+FREE = 0
+VISIBLE = 1
+LEASED = 2
+
+COUNTER_BITS = 44
+COUNTER_MASK = (1 << COUNTER_BITS) - 1
+
+# -- an index: one row of the index table ------------------------------------------------------
+KIND = 0
+COUNT = 1
+DEPENDS = 2  # bits of the fields whose change moves an item in this index
+# order: a list in order, and a heap for what came out of order
+LEVELED = 3  # 1 where times_sampled comes before the value
+DESCENDING = 4
+VALUE_TYPE = 5
+A_VALUE = 6
+ABSENT = 7  # the int64 that marks an absent value
+HEAD = 8
+TAIL = 9
+A_NEXT = 10  # int32 by slot
+A_PREVIOUS = 11  # int32 by slot
+A_HEAP = 12  # int32: slots
+A_HEAP_PLACE = 13  # int32 by slot: place in the heap + 1, 0 for those in the list
+HEAPED = 14
+A_SORT = 33  # int64 by slot: what the order compares, 0 where that is the arrival alone
+# uniform, and the weights of one partition: a dense set
+A_MEMBERS = 15  # int32: slots
+A_PLACE = 16  # int32 by slot: place among the members
+# weights: sum trees over places (over slots, where there are no members)
+LEAVES = 17
+LEVELS = 18
+A_TREE = 19  # float64
+A_ZEROS = 20  # float64: a second tree that counts the items of weight zero
+A_SMALLEST = 21  # float64: smallest positive weight of every 16, where it is wanted
+A_PARAMETERS = 22  # float64: see below
+POSITIVE = 23  # items of positive priority
+OFFSETS = 24  # LEVELS offsets of the levels in a tree, leaves first; at most 9
+INDEX_BLOCK = 34
+
+ORDER = 1
+UNIFORM = 2
+WEIGHT = 3
+
+BY_SEQ = 0  # value types of an order
+BY_INT64 = 1
+BY_FLOAT64 = 2
+BY_INT32 = 3
+BY_INT8 = 4
+BY_UINT64 = 5
+BY_ROWS = 6
+BY_NBYTES = 7
+
+DEPENDS_PRIORITY = 1  # bits of DEPENDS
+DEPENDS_TIMES = 2
+DEPENDS_VERSION = 4
+FIRST_FREE_DEPENDENCY = 8
+
+ALPHA = 0  # places in A_PARAMETERS
+RATE = 1  # halvings per version, 0 where weights do not age
+REFERENCE = 2  # the version at which an item's weight is priority ** alpha
+PARAMETERS = 3
+
+# -- a column, as kernels that copy rows see it: one row of the column table --------------------
+CELL = 0  # FIXED, RAGGED or OPTIONAL
+OFFSET = 1  # where the column stands in a row record
+SIZE = 2  # bytes of a cell (fixed, optional) or of one element (ragged)
+SOURCE = 3  # the address of what is copied in, or out
+SOURCE_OFFSETS = 4  # address of int64 offsets (ragged)
+SOURCE_PRESENT = 5  # address of int8 flags, 0 where all are present
+COLUMN_BLOCK = 6
+
+FIXED = 0
+RAGGED = 1
+OPTIONAL = 2  # a fixed cell that may be absent: kept as a ragged cell of length 0 or 1
+
+DIRECTORY_BASE = 0  # the directory of segments: one row each
+DIRECTORY_STRIDE = 1
+DIRECTORY_COLUMNS = 2  # columns that the segment knows; later ones are absent in it
+DIRECTORY_BLOCK = 3

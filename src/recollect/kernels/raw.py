@@ -1,0 +1,167 @@
+"""Memory by address: what the kernels need and NumPy arrays cannot say.
+
+A kernel that takes every array of a table as an argument pays for each of them at every call,
+and one that takes typed columns is compiled again for every schema. So the engine keeps the
+addresses of its arrays in small blocks of int64, and kernels read memory through these views.
+Whoever writes an address into a block keeps the array alive; nothing here checks bounds.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_EVERYTHING = 1 << 48  # a length no index reaches: views by address carry no length of their own
+
+
+def _pointer_to(dtype):
+    pointer = types.CPointer(dtype)
+
+    @intrinsic
+    def as_pointer(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+        return pointer(types.int64), generate
+
+    return as_pointer
+
+
+_int8_pointer = _pointer_to(types.int8)
+_int32_pointer = _pointer_to(types.int32)
+_int64_pointer = _pointer_to(types.int64)
+_uint64_pointer = _pointer_to(types.uint64)
+_float64_pointer = _pointer_to(types.float64)
+
+
+@njit
+def int8_at(address):
+    return carray(_int8_pointer(address), _EVERYTHING)
+
+
+@njit
+def int32_at(address):
+    return carray(_int32_pointer(address), _EVERYTHING)
+
+
+@njit
+def int64_at(address):
+    return carray(_int64_pointer(address), _EVERYTHING)
+
+
+@njit
+def uint64_at(address):
+    return carray(_uint64_pointer(address), _EVERYTHING)
+
+
+@njit
+def float64_at(address):
+    return carray(_float64_pointer(address), _EVERYTHING)
+
+
+@intrinsic
+def memory_copy(typing_context, target, source, size):
+    """memcpy of `size` bytes between two addresses that do not overlap."""
+
+    def generate(context, builder, signature, arguments):
+        target, source, size = arguments
+        bytes_type = cgutils.voidptr_t
+        cgutils.raw_memcpy(
+            builder,
+            builder.inttoptr(target, bytes_type),
+            builder.inttoptr(source, bytes_type),
+            size,
+            1,
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+def _copy_of(width):
+    kind = ir.VectorType(ir.IntType(8), width) if width > 8 else ir.IntType(8 * width)
+
+    @intrinsic
+    def copy(typing_context, target, source):
+        def generate(context, builder, signature, arguments):
+            pointer = kind.as_pointer()
+            value = builder.load(builder.inttoptr(arguments[1], pointer), align=1, typ=kind)
+            builder.store(value, builder.inttoptr(arguments[0], pointer), align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return copy
+
+
+_copy_32 = _copy_of(32)
+_copy_16 = _copy_of(16)
+_copy_8 = _copy_of(8)
+_copy_4 = _copy_of(4)
+_copy_2 = _copy_of(2)
+_copy_1 = _copy_of(1)
+
+
+@njit
+def copy_bytes(target, source, size):
+    """Copy `size` bytes; short cells, the common case, without a call.
+
+    A cell of at least one word is copied by words, the last of them laid over the end, so that
+    no cell needs a loop over its odd bytes.
+    """
+    if size > 256:
+        memory_copy(target, source, size)
+    elif size >= 16:
+        last = size - 16
+        done = 0
+        while done + 32 <= size:
+            _copy_32(target + done, source + done)
+            done += 32
+        if done < last:
+            _copy_16(target + done, source + done)
+        if done < size:
+            _copy_16(target + last, source + last)
+    elif size >= 8:
+        _copy_8(target, source)
+        _copy_8(target + size - 8, source + size - 8)
+    elif size >= 4:
+        _copy_4(target, source)
+        _copy_4(target + size - 4, source + size - 4)
+    elif size >= 2:
+        _copy_2(target, source)
+        _copy_2(target + size - 2, source + size - 2)
+    elif size == 1:
+        _copy_1(target, source)
+
+
+@intrinsic
+def prefetch(typing_context, address):
+    """Ask for the cache line at `address`; harmless where there is nothing."""
+
+    def generate(context, builder, signature, arguments):
+        byte_pointer = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        builder.call(
+            function,
+            [builder.inttoptr(arguments[0], byte_pointer), flag(0), flag(3), flag(1)],
+        )
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@intrinsic
+def bits_of(typing_context, number):
+    """The 64 bits of a float64, as an int64."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), generate

@@ -1,0 +1,203 @@
+"""Copying rows into segments and out of them, whatever their columns are.
+
+A segment is a page with two ends: row records, all of one stride, grow from its front, and the
+cells whose size varies grow from its back. A record holds every fixed column in place and, for
+each ragged or optional column, a descriptor of two int32: where the cell begins, in words of 8
+bytes from the segment's base, and its length in elements, -1 for an absent cell. So a row is
+one place in memory, copied in one pass, and a kernel needs no types.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.kernels.compile import inner, kernel
+from recollect.kernels.layout import (
+    CELL,
+    DIRECTORY_BASE,
+    DIRECTORY_COLUMNS,
+    DIRECTORY_STRIDE,
+    FIXED,
+    OFFSET,
+    RAGGED,
+    SIZE,
+)
+from recollect.kernels.raw import copy_bytes, int8_at, int32_at, int64_at, prefetch
+
+ARRAY_DATA = 16  # where CPython's NumPy keeps the data pointer in an array object
+AHEAD = 8  # rows between a prefetch and its copy
+
+
+@inner("int64(int64)")
+def data_of(array_id):
+    """The data address of the array object whose `id` this is; 0 for 0."""
+    return int64_at(array_id + ARRAY_DATA)[0] if array_id != 0 else np.int64(0)
+
+
+@kernel("int64(int64)")
+def data_address(array_id):
+    return data_of(array_id)
+
+
+@inner("int64(int64[::1], int64, int64, int64, int64)")
+def _cell_length(x, source, offsets, present, row):
+    """Elements of a row's cell in what is to be stored, -1 where it is absent."""
+    if source == 0 or (present != 0 and int8_at(present)[row] == 0):
+        return np.int64(-1)
+    if x[CELL] == RAGGED:
+        return int64_at(offsets)[row + 1] - int64_at(offsets)[row]
+    return np.int64(1)
+
+
+@inner("int64(int64)")
+def _round_up(size):
+    return (size + 7) & ~np.int64(7)
+
+
+@kernel(
+    "int64(int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1])",
+    nogil=False,
+)
+def append(base, stride, tail, first, begin, end, columns, sources):
+    """Copy rows [begin, end) of the sources to records `first`, ...; returns the new tail.
+
+    `sources` holds three entries a column: the ids of its data, its offsets and its presence
+    flags, 0 where there is none. They are replaced by the addresses of the data.
+    """
+    count = columns.shape[0]
+    only_fixed = True
+    for c in range(count):
+        sources[3 * c] = data_of(sources[3 * c])
+        if columns[c, CELL] != FIXED:
+            only_fixed = False
+            sources[3 * c + 1] = data_of(sources[3 * c + 1])
+            sources[3 * c + 2] = data_of(sources[3 * c + 2])
+    for row in range(begin, end):
+        record = base + (first + row - begin) * stride
+        if only_fixed:
+            for c in range(count):
+                size = columns[c, SIZE]
+                copy_bytes(record + columns[c, OFFSET], sources[3 * c] + row * size, size)
+            continue
+        for c in range(count):
+            x = columns[c]
+            size = x[SIZE]
+            source = sources[3 * c]
+            if x[CELL] == FIXED:
+                copy_bytes(record + x[OFFSET], source + row * size, size)
+                continue
+            offsets = sources[3 * c + 1]
+            length = _cell_length(x, source, offsets, sources[3 * c + 2], row)
+            descriptor = int32_at(record + x[OFFSET])
+            descriptor[1] = length
+            if length > 0:
+                start = int64_at(offsets)[row] if x[CELL] == RAGGED else row
+                tail -= _round_up(length * size)
+                copy_bytes(base + tail, source + start * size, length * size)
+            descriptor[0] = tail >> 3
+    return tail
+
+
+@kernel(
+    "void(int64[:, ::1], int64[::1], int32[::1], int64, int64[::1], int64[::1])",
+    nogil=False,
+)
+def measure_input(columns, sources, rows, n, payload, stored):
+    """Bytes of each of n items: its payload, and what its varying cells take in a segment."""
+    count = columns.shape[0]
+    row = np.int64(0)
+    for i in range(n):
+        payload[i] = 0
+        stored[i] = 0
+        for _ in range(rows[i] if rows.size > 1 else rows[0]):
+            for c in range(count):
+                x = columns[c]
+                if x[CELL] == FIXED:
+                    payload[i] += x[SIZE]
+                    continue
+                length = _cell_length(
+                    x,
+                    data_of(sources[3 * c]),
+                    data_of(sources[3 * c + 1]),
+                    data_of(sources[3 * c + 2]),
+                    row,
+                )
+                if length > 0:
+                    payload[i] += length * x[SIZE]
+                    stored[i] += _round_up(length * x[SIZE])
+            row += 1
+
+
+@kernel("void(int64[::1], int32[::1], int64[::1])")
+def expand(locations, rows, expanded):
+    """The location of every row of items, from the locations of their first rows."""
+    at = 0
+    for i in range(locations.size):
+        for k in range(rows[i]):
+            expanded[at] = locations[i] + k
+            at += 1
+
+
+@inner("int64(int64[:, ::1], int64)")
+def _record(directory, location):
+    segment = location >> 32
+    row = location & np.int64(0xFFFFFFFF)
+    return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
+
+
+@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64[::1])")
+def gather(directory, locations, columns, targets):
+    """Copy the fixed columns of rows, each into the array object with the id targets[c]."""
+    count = columns.shape[0]
+    n = locations.size
+    width = np.int64(0)
+    for c in range(count):
+        if columns[c, CELL] == FIXED:
+            targets[c] = data_of(targets[c])
+            width = max(width, columns[c, OFFSET] + columns[c, SIZE])
+    lines = min((width + 63) >> 6, np.int64(4))
+    for i in range(min(AHEAD, n)):
+        record = _record(directory, locations[i])
+        for line in range(lines):
+            prefetch(record + 64 * line)
+    for i in range(n):
+        if i + AHEAD < n:
+            following = _record(directory, locations[i + AHEAD])
+            for line in range(lines):
+                prefetch(following + 64 * line)
+        record = _record(directory, locations[i])
+        for c in range(count):
+            if columns[c, CELL] == FIXED:
+                size = columns[c, SIZE]
+                copy_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+
+
+@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64, int64[::1], int8[::1])")
+def measure(directory, locations, columns, c, offsets, present):
+    """Offsets and presence of one varying column over rows."""
+    offsets[0] = 0
+    for i in range(locations.size):
+        known = c < directory[locations[i] >> 32, DIRECTORY_COLUMNS]
+        length = -1
+        if known:
+            length = int32_at(_record(directory, locations[i]) + columns[c, OFFSET])[1]
+        present[i] = length >= 0
+        offsets[i + 1] = offsets[i] + max(length, 0)
+
+
+@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64, int64[::1], int64)")
+def gather_cells(directory, locations, columns, c, offsets, target):
+    """Copy one varying column into the array object with the id `target`.
+
+    Ragged cells go end to end, optional ones each to its row.
+    """
+    target = data_of(target)
+    x = columns[c]
+    size = x[SIZE]
+    for i in range(locations.size):
+        length = offsets[i + 1] - offsets[i]
+        if length > 0:
+            word = np.int64(int32_at(_record(directory, locations[i]) + x[OFFSET])[0])
+            source = directory[locations[i] >> 32, DIRECTORY_BASE] + (word << 3)
+            start = offsets[i] if x[CELL] == RAGGED else np.int64(i)
+            copy_bytes(target + start * size, source, length * size)

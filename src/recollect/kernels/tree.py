@@ -1,0 +1,157 @@
+"""Sum trees with 16 children a node: weights at the leaves, each parent the sum of its children.
+
+A parent is always computed from its children and never adjusted by a difference, so the error
+stays that of one summation however many updates came before. Batches go level by level: the
+nodes of one level are independent of each other, so their cache misses overlap.
+
+A tree is one float64 array, leaves first, each level padded with zeros to whole nodes; the
+index row `x` holds where the levels begin (`layout.OFFSETS`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.kernels.compile import inner
+from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
+from recollect.kernels.raw import float64_at, prefetch
+
+
+@inner("float64(float64[::1], int64)")
+def sum_of_node(tree, first):
+    a = (tree[first] + tree[first + 4]) + (tree[first + 8] + tree[first + 12])
+    b = (tree[first + 1] + tree[first + 5]) + (tree[first + 9] + tree[first + 13])
+    c = (tree[first + 2] + tree[first + 6]) + (tree[first + 10] + tree[first + 14])
+    d = (tree[first + 3] + tree[first + 7]) + (tree[first + 11] + tree[first + 15])
+    return (a + b) + (c + d)
+
+
+@inner("float64(float64[::1], int64)")
+def smallest_of_node(values, first):
+    """The smallest positive one of a node's children, infinity where there is none."""
+    smallest = np.inf
+    for child in range(first, first + 16):
+        if 0.0 < values[child] < smallest:
+            smallest = values[child]
+    return smallest
+
+
+@inner("int64(int64[::1], int64, int64[::1], int64)")
+def refresh(x, address, nodes, n):
+    """Recompute every ancestor of the leaves `nodes[:n]`; `nodes` is used up.
+
+    Returns how many nodes were computed.
+    """
+    tree = float64_at(address)
+    follow_smallest = x[A_SMALLEST] != 0 and address == x[A_TREE]
+    smallest = float64_at(x[A_SMALLEST])
+    computed = 0
+    for level in range(1, x[LEVELS]):
+        below = x[OFFSETS + level - 1]
+        here = x[OFFSETS + level]
+        width = (here - below) >> 4
+        minima = tree if level == 1 else smallest
+        if n >= width:  # every node of this level, and so of all above
+            for node in range(width):
+                tree[here + node] = sum_of_node(tree, below + 16 * node)
+                if follow_smallest:
+                    smallest[here + node] = smallest_of_node(minima, below + 16 * node)
+            computed += width
+        else:
+            kept = 0
+            last = np.int64(-1)
+            for i in range(n):
+                node = nodes[i] >> 4
+                if node != last:
+                    tree[here + node] = sum_of_node(tree, below + 16 * node)
+                    if follow_smallest:
+                        smallest[here + node] = smallest_of_node(minima, below + 16 * node)
+                    nodes[kept] = node
+                    kept += 1
+                    last = node
+            n = kept
+            computed += kept
+    return computed
+
+
+@inner("float64(int64[::1], int64)")
+def total(x, address):
+    return float64_at(address)[x[OFFSETS + x[LEVELS] - 1]]
+
+
+@inner("void(int64[::1], int64, int64[::1], float64[::1], int64)")
+def descend(x, address, nodes, rest, n):
+    """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
+
+    A leaf of weight zero is never found: rounding may carry a search past the last child, which
+    then ends at the last one with any weight.
+    """
+    tree = float64_at(address)
+    for i in range(n):
+        nodes[i] = 0
+    for level in range(x[LEVELS] - 2, -1, -1):
+        base = x[OFFSETS + level]
+        below = x[OFFSETS + level - 1] if level > 0 else np.int64(0)
+        for i in range(n):
+            first = base + 16 * nodes[i]
+            left = rest[i]
+            child = 0
+            last = 0
+            while child < 16:
+                weight = tree[first + child]
+                if left < weight:
+                    break
+                if weight > 0.0:
+                    last = child
+                left -= weight
+                child += 1
+            if child == 16:
+                child = last
+                left = tree[first + child] * 0.999999999999
+            rest[i] = left
+            nodes[i] = 16 * nodes[i] + child
+            if level > 0:
+                address_below = address + 8 * (below + 16 * nodes[i])
+                prefetch(address_below)
+                prefetch(address_below + 64)
+
+
+@inner("int64(int64[::1], int64, float64)")
+def find_leaf(x, address, left):
+    """The same for one number, without arrays."""
+    tree = float64_at(address)
+    node = np.int64(0)
+    for level in range(x[LEVELS] - 2, -1, -1):
+        first = x[OFFSETS + level] + 16 * node
+        child = 0
+        last = 0
+        while child < 16:
+            weight = tree[first + child]
+            if left < weight:
+                break
+            if weight > 0.0:
+                last = child
+            left -= weight
+            child += 1
+        if child == 16:
+            child = last
+            left = tree[first + child] * 0.999999999999
+        node = 16 * node + child
+    return node
+
+
+@inner("void(int64[::1], int64, int64, float64)")
+def set_leaf(x, address, leaf, weight):
+    """Change one leaf and its ancestors."""
+    tree = float64_at(address)
+    tree[leaf] = weight
+    follow_smallest = x[A_SMALLEST] != 0 and address == x[A_TREE]
+    smallest = float64_at(x[A_SMALLEST])
+    node = leaf
+    for level in range(1, x[LEVELS]):
+        below = x[OFFSETS + level - 1]
+        node >>= 4
+        tree[x[OFFSETS + level] + node] = sum_of_node(tree, below + 16 * node)
+        if follow_smallest:
+            minima = tree if level == 1 else smallest
+            smallest[x[OFFSETS + level] + node] = smallest_of_node(minima, below + 16 * node)

@@ -1,0 +1,228 @@
+"""Whether an insert or a sample may go ahead now: pure decisions over three counts.
+
+With I items inserted, S sampled and D removed so far,
+
+    sample k may go if  I - D >= min_size  and  I * spi - S - k >= min_diff
+    insert k may go if  I + k - D <= min_size  or  (I + k) * spi - S <= max_diff
+
+where spi is the number of samples per insert. Limiters never wait; the table waits. Where a
+call may not go, they say how many inserts, or departures, it needs at the least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, NamedTuple
+
+from recollect.errors import InvalidValue, NeverPossible
+
+
+class Counts(NamedTuple):
+    """Items inserted, sampled and removed since the table was made."""
+
+    inserts: int
+    samples: int
+    removals: int
+
+
+class Limiter:
+    """Base of all limiters."""
+
+    def inserts_needed(self, counts: Counts, k: int) -> int:
+        """How many inserts a sample of k waits for; 0 means that it may go."""
+        raise TypeError(f"{type(self).__name__} is no limiter")
+
+    def departures_needed(self, counts: Counts, k: int) -> int:
+        """How many samples or removals an insert of k waits for, at least; 0: it may go."""
+        raise TypeError(f"{type(self).__name__} is no limiter")
+
+    def samples_allowed(self, counts: Counts) -> float:
+        """How many items could be sampled at once now; infinity for any number."""
+        raise TypeError(f"{type(self).__name__} is no limiter")
+
+    def check_capacity(self, capacity: int) -> None:
+        """Raise where a table of this capacity could never open."""
+
+    def check_sample(self, k: int) -> None:
+        """Raise where a sample of k could never go."""
+
+    def check_insert(self, k: int) -> None:
+        """Raise where an insert of k could never go."""
+
+
+@dataclass(frozen=True)
+class MinSize(Limiter):
+    """Sampling waits until the table holds `min_size` items.
+
+    >>> import recollect as rc
+    >>> table = rc.Table("t", capacity=10, limiter=rc.MinSize(3))
+    >>> _ = table.insert({"x": [1, 2]})
+    >>> table.sample(1, timeout=0)
+    Traceback (most recent call last):
+        ...
+    recollect.errors.WaitTimeout: sample(1) on table 't' timed out after 0 s: needs 1 item, has 2; \
+limiter MinSize(min_size=3) needs 1 more insert
+    """
+
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        _check_size("min_size", self.min_size, 0)
+
+    def inserts_needed(self, counts: Counts, k: int) -> int:
+        return max(0, self.min_size - (counts.inserts - counts.removals))
+
+    def departures_needed(self, counts: Counts, k: int) -> int:
+        return 0
+
+    def samples_allowed(self, counts: Counts) -> float:
+        return 0 if self.inserts_needed(counts, 1) else math.inf
+
+    def check_capacity(self, capacity: int) -> None:
+        _check_min_size(self.min_size, capacity)
+
+
+@dataclass(frozen=True)
+class SampleToInsertRatio(Limiter):
+    """Keep `ratio` samples per insert: whoever is ahead waits for the other.
+
+    `error_buffer` is how far the two may drift apart: a number e allows samples to be e ahead
+    of or behind ratio · min_size; a pair is (min_diff, max_diff) itself.
+
+    >>> import recollect as rc
+    >>> rc.SampleToInsertRatio(ratio=4, min_size=100, error_buffer=40).bounds
+    (360.0, 440.0)
+    """
+
+    ratio: float
+    min_size: int = 1
+    error_buffer: float | tuple[float, float] = math.inf
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.ratio) or not 0.0 < self.ratio < math.inf:
+            raise InvalidValue(f"ratio: expected a number above 0, got {self.ratio!r}")
+        _check_size("min_size", self.min_size, 1)
+        low, high = self._parse_bounds()
+        object.__setattr__(self, "_bounds", (low, high))
+        if isinstance(self.error_buffer, list):
+            object.__setattr__(self, "error_buffer", (low, high))
+        needed = max(1.0, self.ratio)
+        if high - low < needed:
+            raise NeverPossible(
+                f"error_buffer: the range {high - low:g} between min_diff {low:g} and max_diff "
+                f"{high:g} admits no insert or no sample; it needs at least {needed:g} "
+                f"(error_buffer={needed / 2:g})"
+            )
+
+    def _parse_bounds(self) -> tuple[float, float]:
+        buffer = self.error_buffer
+        center = self.ratio * self.min_size
+        if _is_number(buffer) and buffer >= 0:  # type: ignore[operator]
+            return center - buffer, center + buffer  # type: ignore[operator]
+        if isinstance(buffer, tuple | list) and len(buffer) == 2 and all(map(_is_number, buffer)):
+            return float(buffer[0]), float(buffer[1])
+        raise InvalidValue(
+            f"error_buffer: expected a number of 0 or more, or (min_diff, max_diff), got {buffer!r}"
+        )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """min_diff and max_diff."""
+        bounds: tuple[float, float] = self._bounds  # type: ignore[attr-defined]
+        return bounds
+
+    def inserts_needed(self, counts: Counts, k: int) -> int:
+        low, _ = self.bounds
+        missing = self.min_size - (counts.inserts - counts.removals)
+        behind = low + counts.samples + k - counts.inserts * self.ratio
+        return max(0, missing, math.ceil(behind / self.ratio) if behind > 0 else 0)
+
+    def departures_needed(self, counts: Counts, k: int) -> int:
+        _, high = self.bounds
+        over_size = counts.inserts + k - counts.removals - self.min_size
+        ahead = (counts.inserts + k) * self.ratio - counts.samples - high
+        if over_size <= 0 or ahead <= 0:
+            return 0
+        return min(over_size, math.ceil(ahead))
+
+    def samples_allowed(self, counts: Counts) -> float:
+        if counts.inserts - counts.removals < self.min_size:
+            return 0
+        return max(0, math.floor(counts.inserts * self.ratio - counts.samples - self.bounds[0]))
+
+    def check_capacity(self, capacity: int) -> None:
+        _check_min_size(self.min_size, capacity)
+
+    def check_sample(self, k: int) -> None:
+        low, high = self.bounds
+        if k > high - low:
+            self._refuse(f"a sample of {k}", k)
+
+    def check_insert(self, k: int) -> None:
+        low, high = self.bounds
+        if k * self.ratio > high - low and k > self.min_size:
+            self._refuse(f"an insert of {k}", k * self.ratio)
+
+    def _refuse(self, what: str, needed: float) -> None:
+        low, high = self.bounds
+        raise NeverPossible(
+            f"{what} can never go: min_diff {low:g} and max_diff {high:g} are {high - low:g} apart "
+            f"and it needs {needed:g}; use error_buffer={needed / 2:g} or more, or smaller batches"
+        )
+
+
+@dataclass(frozen=True)
+class Queue(Limiter):
+    """At most n items: inserts wait for room, samples for items."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size, 1)
+
+    def inserts_needed(self, counts: Counts, k: int) -> int:
+        return max(0, k - (counts.inserts - counts.removals))
+
+    def departures_needed(self, counts: Counts, k: int) -> int:
+        return max(0, counts.inserts + k - counts.removals - self.size)
+
+    def samples_allowed(self, counts: Counts) -> float:
+        return counts.inserts - counts.removals
+
+    def check_capacity(self, capacity: int) -> None:
+        if self.size > capacity:
+            raise NeverPossible(
+                f"{self} never blocks an insert, because the capacity is {capacity}: "
+                f"use a size of at most {capacity}"
+            )
+
+    def check_sample(self, k: int) -> None:
+        if k > self.size:
+            raise NeverPossible(f"{k} items are never there: {self} holds at most {self.size}")
+
+    def check_insert(self, k: int) -> None:
+        if k > self.size:
+            raise NeverPossible(f"an insert of {k} never fits: {self} holds at most {self.size}")
+
+
+@dataclass(frozen=True)
+class Stack(Queue):
+    """The same bound as `Queue`, for a table that samples the newest first."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _check_size(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
+
+
+def _check_min_size(min_size: int, capacity: int) -> None:
+    if min_size > capacity:
+        raise NeverPossible(
+            f"min_size {min_size} is above the capacity {capacity}, so sampling could never start"
+        )

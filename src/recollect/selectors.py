@@ -1,0 +1,246 @@
+"""Which item comes next. A selector is a description; a storage executes it.
+
+The same selectors sample and remove. Every one is a frozen dataclass of one of four natures:
+an order (`Ordered`), `Uniform`, weights (`Prioritized`), or a mixture (`Mixed`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from recollect.errors import InvalidValue
+
+__all__ = [
+    "Fifo",
+    "FreshestFirst",
+    "Largest",
+    "Lifo",
+    "Linear",
+    "Mixed",
+    "Ordered",
+    "Prioritized",
+    "Selector",
+    "Smallest",
+    "StalestFirst",
+    "Uniform",
+]
+
+
+class Selector:
+    """Base of all selectors."""
+
+
+class Ordered(Selector):
+    """Base of the orders: items by the value of one field, the earlier arrival first on ties.
+
+    Items without a value come last. Where items stay, those sampled less often come first.
+    """
+
+    @property
+    def by(self) -> str:
+        """The field whose value decides."""
+        raise TypeError(f"{type(self).__name__} names no field")
+
+    @property
+    def descending(self) -> bool:
+        """Whether the largest value comes first."""
+        return False
+
+
+@dataclass(frozen=True)
+class Fifo(Ordered):
+    """The item that arrived first.
+
+    >>> import recollect as rc
+    >>> table = rc.Table("t", capacity=3, sampler=rc.Fifo())
+    >>> _ = table.insert({"x": [10, 20, 30, 40]}) if False else table.insert({"x": [10, 20, 30]})
+    >>> table.take(2)["x"]
+    array([10, 20])
+    """
+
+    @property
+    def by(self) -> str:
+        return "seq"
+
+
+@dataclass(frozen=True)
+class Lifo(Ordered):
+    """The item that arrived last."""
+
+    @property
+    def by(self) -> str:
+        return "seq"
+
+    @property
+    def descending(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Smallest(Ordered):
+    """The item with the smallest value of a field, such as `Smallest("priority")`."""
+
+    field: str
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.field)
+
+    @property
+    def by(self) -> str:
+        return self.field
+
+
+@dataclass(frozen=True)
+class Largest(Ordered):
+    """The item with the largest value of a field."""
+
+    field: str
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.field)
+
+    @property
+    def by(self) -> str:
+        return self.field
+
+    @property
+    def descending(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class StalestFirst(Ordered):
+    """The item with the lowest version: the order by lag, which no advance of the trainer changes."""
+
+    @property
+    def by(self) -> str:
+        return "version"
+
+
+@dataclass(frozen=True)
+class FreshestFirst(Ordered):
+    """The item with the highest version."""
+
+    @property
+    def by(self) -> str:
+        return "version"
+
+    @property
+    def descending(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Uniform(Selector):
+    """Every item with the same probability."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A number that goes from `start` to `end` over `steps` sample calls, then stays.
+
+    >>> import recollect as rc
+    >>> beta = rc.Linear(0.4, 1.0, steps=100)
+    >>> beta.at(0), beta.at(50), beta.at(1000)
+    (0.4, 0.7, 1.0)
+    """
+
+    start: float
+    end: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        _check_number("Linear.start", self.start, -math.inf)
+        _check_number("Linear.end", self.end, -math.inf)
+        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
+            raise InvalidValue(f"Linear.steps: expected a whole number above 0, got {self.steps!r}")
+
+    def at(self, step: int) -> float:
+        """The value after `step` steps."""
+        return self.start + (self.end - self.start) * min(step / self.steps, 1.0)
+
+
+@dataclass(frozen=True)
+class Prioritized(Selector):
+    """An item with a probability in proportion to priority ** alpha.
+
+    An item of priority 0 is never drawn while another is positive. `weights` of a batch are
+    (N · P) ** -beta, divided by the largest of the batch (`normalize="batch"`), of the whole
+    table (`"table"`), or not (None). With `half_life=h` an item weighs half as much for every
+    h versions that it is older. `stratified` draws one item from each of n equal shares.
+
+    >>> import recollect as rc
+    >>> table = rc.Table("t", capacity=9, sampler=rc.Prioritized(alpha=1.0), seed=0)
+    >>> keys = table.insert({"x": [0, 1, 2]}, priority=[0.0, 1.0, 3.0])
+    >>> batch = table.sample(4)
+    >>> batch["x"]
+    array([1, 2, 2, 2])
+    """
+
+    alpha: float = 0.6
+    beta: float | Linear = 0.4
+    half_life: float | None = None
+    stratified: bool = True
+    normalize: str | None = "batch"
+
+    def __post_init__(self) -> None:
+        _check_number("alpha", self.alpha, 0.0)
+        if isinstance(self.beta, Linear):
+            _check_number("beta.start", self.beta.start, 0.0)
+            _check_number("beta.end", self.beta.end, 0.0)
+        else:
+            _check_number("beta", self.beta, 0.0)
+        if self.half_life is not None:
+            _check_number("half_life", self.half_life, 0.0)
+            if self.half_life == 0.0:
+                raise InvalidValue("half_life: expected a number above 0, got 0")
+        if not isinstance(self.stratified, bool):
+            raise InvalidValue(f"stratified: expected True or False, got {self.stratified!r}")
+        if self.normalize not in ("batch", "table", None):
+            raise InvalidValue(
+                f"normalize: expected 'batch', 'table' or None, got {self.normalize!r}"
+            )
+
+
+@dataclass(frozen=True)
+class Mixed(Selector):
+    """Several selectors, each for its share of the items.
+
+    Shares hold over time, not by chance: what a small batch rounds away is made up later.
+
+    >>> import recollect as rc
+    >>> half_new = rc.Mixed([(rc.Lifo(), 0.5), (rc.Uniform(), 0.5)])
+    """
+
+    selectors: tuple[tuple[Selector, float], ...]
+
+    def __post_init__(self) -> None:
+        try:
+            parts = tuple((part[0], part[1]) for part in self.selectors)
+        except (TypeError, IndexError, KeyError) as error:
+            raise InvalidValue(
+                f"Mixed: expected a list of (selector, share), got {self.selectors!r}"
+            ) from error
+        for selector, share in parts:
+            if not isinstance(selector, Selector) or isinstance(selector, Mixed):
+                raise InvalidValue(f"Mixed: expected a plain selector, got {selector!r}")
+            _check_number("Mixed share", share, 0.0)
+        total = math.fsum(share for _, share in parts)
+        if total <= 0.0:
+            raise InvalidValue("Mixed: expected at least one share above 0")
+        object.__setattr__(self, "selectors", tuple((s, share / total) for s, share in parts))
+
+
+def _check_number(name: str, value: Any, least: float) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+        raise InvalidValue(f"{name}: expected a finite number, got {value!r}")
+    if value < least:
+        raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {value!r}")
+
+
+def _check_name(selector: Selector, name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidValue(f"{type(selector).__name__}: expected a field's name, got {name!r}")

@@ -1,0 +1,166 @@
+"""What a table asks of a storage: small verbs that never wait.
+
+A storage keeps items, executes selectors and queries on them, and knows nothing of limiters,
+leases, timeouts or waiting: that is the table's. Every verb below is called inside
+`with storage.transaction():`, which is a lock in memory and a transaction in a database;
+`Chosen.read` is called outside it. Arguments have been checked by the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.batch import Batch
+from recollect.query import FieldType, Query
+from recollect.schema import Rows, Schema
+from recollect.selectors import Selector
+from recollect.storage.fields import FieldValue
+
+Keys = NDArray[np.uint64]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a storage must know of its table before anything is stored."""
+
+    name: str
+    capacity: int
+    fields: Mapping[str, FieldType]
+    partition_by: tuple[str, ...] = ()
+    max_times_sampled: int = 0
+    seed: int | None = None
+
+
+@dataclass
+class NewItems:
+    """Checked items to store."""
+
+    rows: Rows
+    shared: Rows | None
+    per_item: NDArray[np.int32]  # rows of each item, or one number for all
+    count: int
+    priority: NDArray[np.float64] | None  # one for all, one per item, None for the highest
+    fields: Mapping[str, FieldValue]
+    inserted_at: float
+
+
+@dataclass(frozen=True)
+class Where:
+    """A query as a storage executes it: what partitions answer, and the rest."""
+
+    query: Query
+    partitions: Mapping[str, frozenset[Any]]
+    rest: Query | None
+
+
+class Chosen(Protocol):
+    """Items that a call got, as of the moment they were chosen."""
+
+    @property
+    def keys(self) -> Keys: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their payload; asked inside the transaction that chose them."""
+        ...
+
+    @property
+    def worn(self) -> Keys | None:
+        """Keys that reached max_times_sampled and have left, None where there are none."""
+        ...
+
+    def read(self, allocate: Any = None, lease: Any = None) -> Batch:
+        """Copy the payload; needs no lock and holds what it reads."""
+        ...
+
+
+class Storage(Protocol):
+    """Keeps the items of one table."""
+
+    def open(self, layout: Layout) -> None:
+        """Begin to serve a table; called once, before anything else."""
+        ...
+
+    def set_schema(self, rows: Schema, shared: Schema | None) -> None:
+        """Fix the columns, or add optional ones at the end."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+    def __len__(self) -> int:
+        """Items stored, hidden ones included."""
+        ...
+
+    @property
+    def hidden(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of live payload."""
+        ...
+
+    def payload_of(self, new: NewItems) -> int:
+        """Bytes of payload that new items bring."""
+        ...
+
+    def highest_priority(self) -> float:
+        """The highest priority of a stored item, 1.0 where there is none."""
+        ...
+
+    def insert(self, new: NewItems) -> Keys: ...
+
+    def keep_indexes(self, selectors: Sequence[Selector]) -> None:
+        """Forget what was kept for selectors that are not in use any more."""
+        ...
+
+    def available(self, where: Where | None) -> tuple[int, int]:
+        """How many items are visible and meet the query, and how often they were sampled."""
+        ...
+
+    def sample(
+        self, selector: Selector, n: int, where: Where | None, replace: bool, calls: int
+    ) -> Chosen: ...
+
+    def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> Chosen:
+        """Choose different items, count a sampling of each, and hide or remove them."""
+        ...
+
+    def evict(self, selector: Selector, n: int, nbytes: int, keep: bool) -> Sequence[Chosen]:
+        """Remove n items, and more until `nbytes` of payload have gone.
+
+        Here and below, `keep` says whether somebody may still read what was removed.
+        """
+        ...
+
+    def remove(self, keys: Keys, keep: bool) -> Chosen:
+        """Remove hidden items."""
+        ...
+
+    def show(self, keys: Keys, *, uncount: bool) -> int:
+        """Make hidden items visible again, one delivery higher, in their old order."""
+        ...
+
+    def find(self, keys: Keys | None, where: Where | None, *, visible: bool) -> Keys:
+        """The keys, of those given or of all, that are stored and meet the query."""
+        ...
+
+    def delete(self, keys: Keys, keep: bool) -> Chosen:
+        """Remove visible items."""
+        ...
+
+    def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]: ...
+
+    def get(self, keys: Keys, columns: Sequence[str] | None) -> Chosen: ...
+
+    def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32]) -> None: ...
+
+    def count(self, where: Where | None) -> int: ...
+
+    def counts(self, fields: Sequence[str]) -> dict[Any, int]: ...

@@ -1,0 +1,261 @@
+"""Indexes: what the memory storage keeps so that a selector finds its item without a scan.
+
+`IndexKind` says what an index orders or weighs; it is made from a selector. `Index` owns the
+arrays of one index and one row of the index table, which kernels read and write. `Indexes`
+holds all of a table's: those over all items, and those kept once per partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.kernels import layout
+from recollect.selectors import Ordered, Prioritized, Selector, Uniform
+
+Ints = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class IndexKind:
+    """What an index is about: two selectors with equal kinds share one index."""
+
+    kind: int
+    by: str = "seq"
+    descending: bool = False
+    leveled: bool = False
+    alpha: float = 1.0
+    half_life: float | None = None
+    smallest: bool = False
+
+    @classmethod
+    def of(cls, selector: Selector, *, staying: bool) -> IndexKind:
+        """The index that executes a selector; `staying` where chosen items stay in the table."""
+        if isinstance(selector, Ordered):
+            by, descending = selector.by, selector.descending
+            return cls(layout.ORDER, by=by, descending=descending, leveled=staying)
+        if isinstance(selector, Prioritized):
+            return cls(
+                layout.WEIGHT,
+                alpha=float(selector.alpha),
+                half_life=selector.half_life,
+                smallest=selector.normalize == "table",
+            )
+        assert isinstance(selector, Uniform)
+        return cls(layout.UNIFORM)
+
+
+@dataclass(frozen=True)
+class OrderValue:
+    """Where an order finds its value: its type in kernels, the array, the marker for absent."""
+
+    type: int
+    array: Array | None = None
+    absent: int = -(1 << 63)
+
+
+class Index:
+    """The arrays of one index. `row` is its row of the index table."""
+
+    def __init__(self, kind: IndexKind, row: Ints, depends: int, dense: bool) -> None:
+        self.kind = kind
+        self.dense = dense
+        self.arrays: dict[int, Array] = {}
+        self.row = row
+        self.room = 0  # members, or leaves, that fit
+        row[:] = 0
+        row[layout.KIND] = kind.kind
+        row[layout.DEPENDS] = depends
+        if kind.kind == layout.ORDER:
+            row[layout.LEVELED] = kind.leveled
+            row[layout.DESCENDING] = kind.descending
+            row[layout.HEAD] = row[layout.TAIL] = -1
+        elif kind.kind == layout.WEIGHT:
+            parameters = np.zeros(layout.PARAMETERS)
+            parameters[layout.ALPHA] = kind.alpha
+            parameters[layout.RATE] = 0.0 if kind.half_life is None else 1.0 / kind.half_life
+            self.set(layout.A_PARAMETERS, parameters)
+
+    def set(self, position: int, array: Array) -> None:
+        """Own an array, and let kernels see it."""
+        self.arrays[position] = array
+        self.row[position] = array.ctypes.data
+
+    def set_value(self, value: OrderValue) -> None:
+        """Say where an order finds its value."""
+        self.row[layout.VALUE_TYPE] = value.type
+        self.row[layout.ABSENT] = value.absent
+        if value.array is not None:
+            self.set(layout.A_VALUE, value.array)
+
+    def moved_to(self, row: Ints) -> None:
+        """The index table was laid out anew."""
+        row[:] = self.row
+        self.row = row
+
+    def resize_slots(self, slots: int, shared: dict[int, Array] | None) -> None:
+        """Make the arrays by slot large enough; partitions of a family share theirs."""
+        positions: list[tuple[int, Any]] = []
+        if self.kind.kind == layout.ORDER:
+            positions = [(layout.A_NEXT, np.int32), (layout.A_PREVIOUS, np.int32)]
+            positions += [(layout.A_HEAP_PLACE, np.int32)]
+            if self.kind.by != "seq":
+                positions.append((layout.A_SORT, np.int64))
+        elif self.dense:
+            positions = [(layout.A_PLACE, np.int32)]
+        for position, dtype in positions:
+            if shared is not None and position in shared:
+                self.set(position, shared[position])
+                continue
+            self.set(position, _resized(self.arrays.get(position), slots, dtype))
+            if shared is not None:
+                shared[position] = self.arrays[position]
+        if not self.dense and self.kind.kind == layout.WEIGHT:
+            self.reserve(slots)
+
+    def reserve(self, members: int) -> None:
+        """Make room for so many members."""
+        if members <= self.room:
+            return
+        kind = self.kind.kind
+        if kind == layout.ORDER:
+            self.set(layout.A_HEAP, _resized(self.arrays.get(layout.A_HEAP), members, np.int32))
+        elif self.dense:
+            array = _resized(self.arrays.get(layout.A_MEMBERS), members, np.int32)
+            self.set(layout.A_MEMBERS, array)
+        self.room = members
+        if kind == layout.WEIGHT:
+            self._resize_trees(members)
+
+    def _resize_trees(self, leaves: int) -> None:
+        old = int(self.row[layout.LEAVES])
+        offsets = _level_offsets(leaves)
+        self.row[layout.LEAVES] = leaves
+        self.row[layout.LEVELS] = len(offsets)
+        self.row[layout.OFFSETS : layout.OFFSETS + 9] = 0
+        self.row[layout.OFFSETS : layout.OFFSETS + len(offsets)] = offsets
+        size = offsets[-1] + 1
+        for position in (layout.A_TREE, layout.A_ZEROS, layout.A_SMALLEST):
+            if position in self.arrays or position == layout.A_TREE:
+                tree = np.zeros(size)
+                if position != layout.A_SMALLEST and position in self.arrays:
+                    tree[:old] = self.arrays[position][:old]
+                self.set(position, tree)
+        if self.kind.smallest and layout.A_SMALLEST not in self.arrays:
+            self.set(layout.A_SMALLEST, np.zeros(size))
+
+    def add_zeros(self) -> None:
+        """Begin to count items of weight zero."""
+        if layout.A_ZEROS not in self.arrays:
+            self.set(layout.A_ZEROS, np.zeros(self.arrays[layout.A_TREE].size))
+
+    @property
+    def tree(self) -> NDArray[np.float64]:
+        return self.arrays[layout.A_TREE]
+
+    @property
+    def total(self) -> float:
+        """The sum of weights."""
+        top = self.row[layout.OFFSETS + self.row[layout.LEVELS] - 1]
+        return float(self.tree[top])
+
+    @property
+    def parameters(self) -> NDArray[np.float64]:
+        return self.arrays[layout.A_PARAMETERS]
+
+
+class Indexes:
+    """All indexes of a table, and the table of rows that kernels get.
+
+    Rows: the indexes over all items, then for each partition one per family, then one row for
+    an index that is made for a single call.
+    """
+
+    def __init__(self, block: Ints) -> None:
+        self._block = block
+        self.table = np.zeros((1, layout.INDEX_BLOCK), np.int64)
+        self.whole: list[Index] = []
+        self.families: list[IndexKind] = []
+        self.partitions: list[list[Index]] = []
+
+    def __iter__(self) -> Any:
+        yield from self.whole
+        for partition in self.partitions:
+            yield from partition
+
+    def _lay_out(self) -> None:
+        """Give every index its row in a new table."""
+        families = len(self.families)
+        rows = len(self.whole) + len(self.partitions) * families + 1
+        table = np.zeros((rows, layout.INDEX_BLOCK), np.int64)
+        for place, index in enumerate(self):
+            index.moved_to(table[place])
+        self.table = table
+        self._block[layout.GLOBALS] = len(self.whole)
+        self._block[layout.FAMILIES] = families
+
+    def find(self, kind: IndexKind) -> int | None:
+        """The row of an index over all items."""
+        for row, index in enumerate(self.whole):
+            if index.kind == kind:
+                return row
+        return None
+
+    def add_whole(self, index: Index) -> int:
+        self.whole.append(index)
+        self._lay_out()
+        return len(self.whole) - 1
+
+    def add_family(self, kind: IndexKind, make: Any) -> int:
+        """Keep an index of this kind in every partition, those to come included."""
+        self.families.append(kind)
+        for partition in self.partitions:
+            partition.append(make(kind))
+        self._lay_out()
+        return len(self.families) - 1
+
+    def add_partition(self, make: Any) -> int:
+        self.partitions.append([make(kind) for kind in self.families])
+        self._lay_out()
+        return len(self.partitions) - 1
+
+    def keep(self, kinds: set[IndexKind]) -> None:
+        """Drop every index of another kind."""
+        self.whole = [index for index in self.whole if index.kind in kinds]
+        kept = [place for place, kind in enumerate(self.families) if kind in kinds]
+        self.families = [self.families[place] for place in kept]
+        self.partitions = [[partition[p] for p in kept] for partition in self.partitions]
+        self._lay_out()
+
+    def row_of(self, partition: int, family: int) -> int:
+        return len(self.whole) + partition * len(self.families) + family
+
+    @property
+    def scratch(self) -> int:
+        """The row of the index that is made for a single call."""
+        return len(self.table) - 1
+
+
+def _resized(array: Array | None, size: int, dtype: Any) -> Array:
+    """Zeros that keep what was there. Pages that nobody writes take no memory."""
+    resized = np.zeros(size, dtype)
+    if array is not None:
+        kept = min(size, array.size)
+        resized[:kept] = array[:kept]
+    return resized
+
+
+def _level_offsets(leaves: int) -> list[int]:
+    """Where each level of a tree with 16 children a node begins; the last has one node."""
+    offsets = [0]
+    width = leaves
+    while True:
+        padded = (width + 15) & ~15
+        offsets.append(offsets[-1] + padded)
+        width = padded >> 4
+        if width == 1:
+            return offsets

@@ -1,0 +1,399 @@
+"""Where payload lives: rows in append-only segments, each row written once.
+
+A segment is a page (see `kernels.rows`): records from its front, varying cells from its back.
+A location is a segment's number and a row in it. Segments are never written where they were
+written before, so a reader needs no lock: it holds the segments it reads. A segment without
+live rows is dropped, and its memory is used again when its last reader is gone. Segments that
+lost most of their rows are emptied by moving whole items to the end (`compact`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.kernels import layout
+from recollect.ragged import Ragged
+from recollect.schema import Column, Rows, Schema
+from recollect.storage.buffers import BufferPool
+
+Ints = NDArray[np.int64]
+Array = NDArray[Any]
+Allocate = Callable[[tuple[int, ...], Any], Array]
+
+LARGEST = 8 << 20
+SMALLEST = 64 << 10
+SLACK = 32 << 20  # bytes of dead rows that are never worth moving anything for
+DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
+
+
+class Segment:
+    """One page of rows."""
+
+    __slots__ = ("buffer", "number", "owners", "rows", "tail")
+
+    def __init__(self, buffer: NDArray[np.uint8], number: int) -> None:
+        self.buffer = buffer
+        self.number = number
+        self.rows = 0
+        self.tail = buffer.size & ~7
+        self.owners: NDArray[np.int32] | None = None
+
+
+class Directory(NamedTuple):
+    """What a reader needs of all segments at one moment; a change makes a new one."""
+
+    entries: Ints  # [segment, (base, stride, columns)]
+    buffers: tuple[NDArray[np.uint8] | None, ...]
+
+
+class RowStore:
+    """All rows of one kind (rows, or shared cells) of a table. Its caller holds the lock."""
+
+    def __init__(self, schema: Schema, kernels: Any, pool: BufferPool) -> None:
+        self._kernels = kernels.rows
+        self._pool = pool
+        self._next_size = SMALLEST
+        self._limit = LARGEST
+        self._segments: list[Segment | None] = []
+        self._open: Segment | None = None
+        self.allocated = 0
+        self.opened = 0
+        self.live_rows = np.zeros(16, np.int64)
+        self.sealed = np.zeros(16, np.int8)
+        self.directory = Directory(np.zeros((16, layout.DIRECTORY_BLOCK), np.int64), ())
+        self.tracking = False
+        self.set_schema(schema)
+
+    # -- schema ---------------------------------------------------------------------------------
+    def set_schema(self, schema: Schema) -> None:
+        """Lay out a record. Columns keep their places; new ones come at the end."""
+        self.schema = schema
+        self.names = list(schema.columns)
+        self.columns = list(schema.columns.values())
+        table = np.zeros((len(self.columns), layout.COLUMN_BLOCK), np.int64)
+        offset = 0
+        for place, column in enumerate(self.columns):
+            cell = _cell_of(column)
+            if cell != layout.FIXED:
+                offset = (offset + 3) & ~3
+            table[place, :3] = cell, offset, column.size
+            offset += column.size if cell == layout.FIXED else 8
+        self.table = table
+        self.stride = max((offset + 3) & ~3, 4)
+        self.varying = [p for p in range(len(table)) if table[p, layout.CELL] != layout.FIXED]
+        self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
+        self._sources = np.zeros(3 * len(table), np.int64)
+        self._seal()
+
+    def expect(self, size: int) -> None:
+        """A full table will take so many bytes of records: small tables want small segments."""
+        self._limit = min(LARGEST, max(SMALLEST, size // 8))
+
+    def payload_of(self, rows: Rows) -> int:
+        """Bytes of payload in rows that are not stored yet."""
+        payload = rows.count * self.fixed_bytes
+        for place in self.varying:
+            column = rows.columns[place]
+            present = None if rows.present is None else rows.present[place]
+            if isinstance(column, Ragged):
+                lengths = column.lengths
+                total = lengths.sum() if present is None else lengths[present].sum()
+                payload += int(total) * self.columns[place].size
+            elif column is not None:
+                cells = rows.count if present is None else int(present.sum())
+                payload += cells * self.columns[place].size
+        return payload
+
+    # -- writing --------------------------------------------------------------------------------
+    def append(self, rows: Rows, per_item: NDArray[np.int32], items: int) -> tuple[Ints, Ints]:
+        """Store rows; returns the location of each item's first row and each item's payload.
+
+        `per_item` holds the rows of each item, or one number for all. So do the results: one
+        location stands for items that follow each other.
+        """
+        self._fill_sources(rows)
+        if self.varying:
+            return self._append_varying(rows, per_item, items)
+        segment = self._open
+        need = rows.count * self.stride
+        if segment is None or segment.tail - segment.rows * self.stride < need:
+            return self._append_split(rows, per_item, items, None)
+        location = (segment.number << 32) | segment.rows
+        self._write(segment, rows, 0, rows.count)
+        payload = int(per_item[0]) * self.fixed_bytes
+        if per_item.size > 1:
+            return self._locations(location, per_item), per_item * np.int64(self.fixed_bytes)
+        return np.array([location], np.int64), np.array([payload], np.int64)
+
+    def _append_varying(
+        self, rows: Rows, per_item: NDArray[np.int32], items: int
+    ) -> tuple[Ints, Ints]:
+        payload = np.empty(items, np.int64)
+        stored = np.empty(items, np.int64)
+        self._kernels.measure_input(self.table, self._sources, per_item, items, payload, stored)
+        segment = self._open
+        need = rows.count * self.stride + int(stored.sum())
+        if segment is None or segment.tail - segment.rows * self.stride < need:
+            return self._append_split(rows, per_item, items, stored)[0], payload
+        location = (segment.number << 32) | segment.rows
+        self._write(segment, rows, 0, rows.count)
+        if items > 1:
+            return self._locations(location, np.broadcast_to(per_item, items)), payload
+        return np.array([location], np.int64), payload
+
+    def _append_split(
+        self, rows: Rows, per_item: NDArray[np.int32], items: int, stored: Ints | None
+    ) -> tuple[Ints, Ints]:
+        """Store items over several segments, each item whole."""
+        counts = np.broadcast_to(per_item, items).astype(np.int64)
+        sizes = counts * self.stride if stored is None else counts * self.stride + stored
+        ends = np.cumsum(sizes)
+        row_ends = np.cumsum(counts)
+        locations = np.empty(items, np.int64)
+        done = 0
+        while done < items:
+            before = int(ends[done - 1]) if done else 0
+            first_row = int(row_ends[done - 1]) if done else 0
+            segment = self._segment_with_room(int(sizes[done]))
+            room = segment.tail - segment.rows * self.stride
+            upto = int(np.searchsorted(ends, before + room, side="right"))
+            starts = row_ends[done:upto] - counts[done:upto] - first_row + segment.rows
+            locations[done:upto] = (segment.number << 32) | starts
+            self._write(segment, rows, first_row, int(row_ends[upto - 1]))
+            done = upto
+        return locations, counts * self.fixed_bytes
+
+    def _segment_with_room(self, size: int) -> Segment:
+        segment = self._open
+        if segment is None or segment.tail - segment.rows * self.stride < size:
+            segment = self._open_segment(size)
+        return segment
+
+    def _write(self, segment: Segment, rows: Rows, begin: int, end: int) -> None:
+        if begin > 0:
+            self._fill_sources(rows)
+        base = self.directory.entries[segment.number, layout.DIRECTORY_BASE]
+        segment.tail = self._kernels.append(
+            base, self.stride, segment.tail, segment.rows, begin, end, self.table,
+            self._sources,
+        )  # fmt: skip
+        segment.rows += end - begin
+
+    def _fill_sources(self, rows: Rows) -> None:
+        """Hand the kernel the arrays, as object ids: it finds their data by itself."""
+        sources = self._sources
+        if not self.varying:
+            place = 0
+            for column in rows.columns:
+                sources[place] = id(column)
+                place += 3
+            return
+        sources[:] = 0
+        for place, column in enumerate(rows.columns):
+            if isinstance(column, Ragged):
+                sources[3 * place] = id(column.values)
+                sources[3 * place + 1] = id(column.offsets)
+            elif column is not None:
+                sources[3 * place] = id(column)
+            if rows.present is not None and rows.present[place] is not None:
+                sources[3 * place + 2] = id(rows.present[place])
+
+    def _locations(self, first: int, per_item: NDArray[np.int32]) -> Ints:
+        locations = np.cumsum(per_item, dtype=np.int64)
+        locations += first - per_item
+        return locations
+
+    # -- segments -------------------------------------------------------------------------------
+    def _open_segment(self, at_least: int) -> Segment:
+        """Seal the open segment and begin another, large enough for one whole item."""
+        self._seal()
+        size = max(self._next_size, at_least + 64)
+        self._next_size = min(2 * self._next_size, self._limit)
+        number = next(
+            (n for n, s in enumerate(self._segments) if s is None), len(self._segments)
+        )
+        if number == len(self._segments):
+            self._segments.append(None)
+        self._grow_counts(number + 1)
+        segment = Segment(self._pool.bytes(size), number)
+        if self.tracking:
+            segment.owners = np.full(segment.buffer.size // self.stride, -1, np.int32)
+        self._segments[number] = segment
+        self.live_rows[number] = self.sealed[number] = 0
+        self.allocated += segment.buffer.size
+        self.opened += 1
+        self._open = segment
+        self._renew_directory(number)
+        return segment
+
+    def _grow_counts(self, numbers: int) -> None:
+        if numbers > self.live_rows.size:
+            self.live_rows = np.concatenate([self.live_rows, np.zeros_like(self.live_rows)])
+            self.sealed = np.concatenate([self.sealed, np.zeros_like(self.sealed)])
+
+    def _renew_directory(self, number: int) -> None:
+        """Replace the directory by one with segment `number` as it is now; readers keep theirs."""
+        entries = self.directory.entries
+        if number >= len(entries):
+            entries = np.concatenate([entries, np.zeros_like(entries)])
+        else:
+            entries = entries.copy()
+        segment = self._segments[number]
+        if segment is not None:
+            base = self._kernels.data_address(id(segment.buffer))
+            entries[number] = base, self.stride, len(self.columns)
+        buffers = tuple(s.buffer if s is not None else None for s in self._segments)
+        self.directory = Directory(entries, buffers)
+
+    def _seal(self) -> None:
+        if self._open is not None:
+            segment, self._open = self._open, None
+            self.sealed[segment.number] = 1
+            if self.live_rows[segment.number] == 0:
+                self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        self._segments[segment.number] = None
+        self.sealed[segment.number] = 0
+        self.allocated -= segment.buffer.size
+        self._renew_directory(segment.number)
+
+    def drop_dead(self) -> None:
+        """Drop sealed segments without live rows."""
+        for number in np.flatnonzero((self.sealed == 1) & (self.live_rows == 0)):
+            segment = self._segments[number]
+            if segment is not None:
+                self._drop(segment)
+
+    # -- compaction -----------------------------------------------------------------------------
+    def emptiest(self) -> Segment | None:
+        """The sealed segment with the fewest live rows, if memory is worth getting back."""
+        best, best_share = None, 0.95
+        dead, live = 0.0, 0.0
+        for segment in self._segments:
+            if segment is not None and self.sealed[segment.number]:
+                share = self.live_rows[segment.number] / segment.rows
+                live += share * segment.buffer.size
+                dead += (1 - share) * segment.buffer.size
+                if share < best_share:
+                    best, best_share = segment, share
+        return best if dead > SLACK + DEAD_SHARE * live else None
+
+    def track(self, locations: Ints, slots: Ints) -> None:
+        """Remember which slot owns the rows at each location, for `compact`."""
+        for number in np.unique(locations >> 32):
+            segment = self._segments[number]
+            if segment is None:
+                continue
+            if segment.owners is None:
+                segment.owners = np.full(segment.buffer.size // self.stride, -1, np.int32)
+            here = (locations >> 32) == number
+            segment.owners[locations[here] & 0xFFFFFFFF] = slots[here]
+
+    # -- reading --------------------------------------------------------------------------------
+    def pin(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
+        """Under the lock: fix what is to be read, so that it can be read without the lock."""
+        return Reader(self, self.directory, locations, per_item)
+
+
+class Reader:
+    """Rows that were chosen, and the segments that hold them."""
+
+    __slots__ = ("_columns", "_directory", "_kernels", "_locations", "_names", "_rows", "_table")
+
+    def __init__(
+        self,
+        store: RowStore,
+        directory: Directory,
+        locations: Ints,
+        per_item: NDArray[np.int32] | None,
+    ) -> None:
+        self._directory = directory
+        self._locations = locations
+        self._rows = per_item
+        self._kernels = store._kernels
+        self._table = store.table
+        self._columns = store.columns
+        self._names = store.names
+
+    def narrow(self) -> None:
+        """Hold only the segments that are needed: for readers that are kept for long."""
+        needed = set(np.unique(self._locations >> 32).tolist())
+        buffers = self._directory.buffers
+        kept = tuple(b if n in needed else None for n, b in enumerate(buffers))
+        self._directory = Directory(self._directory.entries, kept)
+
+    def gather(
+        self, allocate: Allocate, names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
+        """Copy the rows into new columns; also, for optional columns, which cells are present."""
+        locations = self._locations
+        if self._rows is not None:
+            locations = np.empty(int(self._rows.sum()), np.int64)
+            self._kernels.expand(self._locations, self._rows, locations)
+        table, chosen = self._table, range(len(self._columns))
+        if names is not None:
+            chosen = [self._names.index(name) for name in names]
+            table = table[chosen]
+        count = len(locations)
+        columns: dict[str, Any] = {}
+        present: dict[str, NDArray[np.bool_]] | None = None
+        targets = np.zeros(len(table), np.int64)
+        fixed = False
+        for place, number in enumerate(chosen):
+            column = self._columns[number]
+            if column.ragged or column.optional:
+                values, flags = self._gather_cells(locations, number, column, allocate)
+                columns[self._names[number]] = values
+                if column.optional:
+                    present = present or {}
+                    present[self._names[number]] = flags
+                continue
+            array = allocate((count, *column.shape), column.dtype)
+            targets[place] = id(array)
+            columns[self._names[number]] = array
+            fixed = True
+        if fixed:
+            self._kernels.gather(self._directory.entries, locations, table, targets)
+        return columns, present
+
+    def payload(self) -> Ints:
+        """Bytes of payload of each row."""
+        sizes = [column.size for column in self._columns]
+        cells = [p for p, c in enumerate(self._columns) if c.ragged or c.optional]
+        total = np.full(len(self._locations), sum(sizes) - sum(sizes[p] for p in cells), np.int64)
+        offsets = np.empty(len(self._locations) + 1, np.int64)
+        flags = np.empty(len(self._locations), np.int8)
+        for place in cells:
+            self._kernels.measure(
+                self._directory.entries, self._locations, self._table, place, offsets, flags
+            )
+            total += np.diff(offsets) * sizes[place]
+        return total
+
+    def _gather_cells(
+        self, locations: Ints, number: int, column: Column, allocate: Allocate
+    ) -> tuple[Any, NDArray[np.bool_]]:
+        entries = self._directory.entries
+        offsets = np.empty(len(locations) + 1, np.int64)
+        flags = np.empty(len(locations), np.int8)
+        self._kernels.measure(entries, locations, self._table, number, offsets, flags)
+        length = int(offsets[-1]) if column.ragged else len(locations)
+        values = allocate((length, *column.shape), column.element)
+        if not column.ragged:
+            values.fill(0)
+        self._kernels.gather_cells(entries, locations, self._table, number, offsets, id(values))
+        present = flags.view(np.bool_)
+        if column.ragged:
+            return Ragged._make(values, offsets, column.kind), present  # type: ignore[arg-type]
+        return values, present
+
+
+def _cell_of(column: Column) -> int:
+    if column.ragged:
+        return layout.RAGGED
+    return layout.OPTIONAL if column.optional else layout.FIXED

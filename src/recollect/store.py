@@ -1,0 +1,61 @@
+"""`Store`: several tables that live together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from recollect.errors import InvalidValue
+from recollect.table import Table
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+
+class Store(Mapping[str, Table]):
+    """Tables by name, which are checkpointed and served together.
+
+    >>> import recollect as rc
+    >>> store = rc.Store([rc.Table("train", capacity=10), rc.Table("eval", capacity=10)])
+    >>> sorted(store)
+    ['eval', 'train']
+    >>> len(store["train"])
+    0
+    """
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables: dict[str, Table] = {}
+        for table in tables:
+            if not isinstance(table, Table):
+                raise InvalidValue(f"a store holds rc.Table objects, got {table!r}")
+            if table.name in self._tables:
+                raise InvalidValue(f"two tables are called {table.name!r}; rename one")
+            self._tables[table.name] = table
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
+        """Make a store of `{"tables": [...]}`, or of the YAML file at a path."""
+        from recollect.config import store_from_config
+
+        return store_from_config(config)
+
+    def __getitem__(self, name: str) -> Table:
+        try:
+            return self._tables[name]
+        except KeyError:
+            known = ", ".join(self._tables) or "none"
+            raise KeyError(f"no table {name!r} in this store; there are {known}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def close(self) -> None:
+        """Close every table."""
+        for table in self._tables.values():
+            table.close()
+
+    def __repr__(self) -> str:
+        return f"Store({list(self._tables.values())!r})"

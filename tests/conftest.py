@@ -1,0 +1,42 @@
+"""Fails a run in which a test was skipped, where nothing may be skipped (`make test`)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NOT_RUN = ("skipped", "xfailed", "xpassed")
+
+
+def not_run(config: pytest.Config) -> list[str]:
+    """Say of each test that did not simply pass or fail where it is and why."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or os.environ.get("RECOLLECT_NO_SKIPS") != "1":
+        return []  # a worker of xdist has no reporter: its controller sees all reports
+    return [
+        f"{outcome} {report.nodeid}: {reason(report)}"
+        for outcome in NOT_RUN
+        for report in reporter.stats.get(outcome, [])
+    ]
+
+
+def reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2]
+    return getattr(report, "wasxfail", "") or "no reason given"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not_run(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if lines := not_run(config):
+        terminalreporter.section("RECOLLECT_NO_SKIPS=1: every test must run", red=True)
+        for line in lines:
+            terminalreporter.line(line)
