@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
+from recollect.errors import InvalidValue
+
 
 class Clock(Protocol):
     """What a table asks of time."""
@@ -58,7 +60,7 @@ class ManualClock:
     """
 
     def __init__(self, start: float = 0.0) -> None:
-        self._now = start
+        self._now = float(start)
         self._wake: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def time(self) -> float:
@@ -75,6 +77,8 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         """Let time pass, and let those who wait for it know."""
+        if not seconds >= 0:
+            raise InvalidValue(f"time goes on by seconds of 0 or more, got {seconds!r}")
         self._now += seconds
         for reference in self._wake:
             wake = reference()

@@ -1,12 +1,14 @@
 """Effects: the numbered changes of a table, and those who follow them.
 
-Every change counts, and where somebody follows it is told under the table's lock, in order.
-A follower must be quick there; what takes long, such as waiting for a disk, it does in
-`settle`, which the table calls without the lock before the call that made the change returns.
+Every change has a number, and where somebody follows, it is told of it under the table's lock
+and in order, at the end of the call that made the change. A follower must be quick there; what
+takes long, such as waiting for a disk, it does in `settle`, which the table calls without the
+lock before the call returns. An error in a follower reaches the caller after the change.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,6 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.errors import InvalidValue
+from recollect.info import Lease
 from recollect.storage.base import Chosen, NewItems
 
 Keys = NDArray[np.uint64]
@@ -64,14 +68,14 @@ class Amended(Effect):
 class Leased(Effect):
     """Items were handed out under a lease."""
 
-    lease: Any
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Returned(Effect):
     """A lease ended and its items are back: `given back` or `lapsed`."""
 
-    lease: Any
+    lease: Lease
     reason: str
 
 
@@ -83,5 +87,53 @@ class Follower(Protocol):
         ...
 
     def settle(self, number: int) -> None:
-        """Called without the lock: return when the effects up to `number` are as safe as promised."""
+        """Called without the lock: return when effects up to `number` are as safe as promised."""
         ...
+
+
+class Effects:
+    """The effects of one table; guarded by its lock, `settle` excepted."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.followers: tuple[Follower, ...] = ()
+        self._queue: deque[Effect] = deque()
+        self._delivering = False
+
+    def emit(self, kind: type[Effect], keys: Keys, *about: Any) -> None:
+        """Number a change; those who follow are told of it by `deliver`."""
+        self.number += 1
+        if self.followers:
+            self._queue.append(kind(self.number, keys, *about))
+
+    def deliver(self) -> None:
+        """Tell the followers of what has changed; a change that one of them makes comes last."""
+        if self._delivering or not self._queue:
+            return
+        self._delivering = True
+        errors: list[Exception] = []
+        try:
+            while self._queue:
+                effect = self._queue.popleft()
+                for follower in self.followers:
+                    try:
+                        follower.follow(effect)
+                    except Exception as error:  # the other followers must be told all the same
+                        errors.append(error)
+        finally:
+            self._delivering = False
+        if errors:
+            raise errors[0]
+
+    def settle(self, number: int) -> None:
+        for follower in self.followers:
+            follower.settle(number)
+
+    def add(self, follower: Follower) -> None:
+        for verb in ("follow", "settle"):
+            if not callable(getattr(follower, verb, None)):
+                raise InvalidValue(f"a follower has the methods follow and settle, got {follower!r}")
+        self.followers = (*self.followers, follower)
+
+    def remove(self, follower: Follower) -> None:
+        self.followers = tuple(other for other in self.followers if other is not follower)

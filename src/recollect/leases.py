@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
+import secrets
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import LeaseExpired
+from recollect.errors import InvalidValue, LeaseExpired
 from recollect.info import Lease
 
 
@@ -24,28 +25,26 @@ class Held:
 
     lease: Lease
     keys: NDArray[np.uint64]
-    nbytes: int
 
 
 class Leases:
-    """The leases of one table; guarded by the table's lock."""
+    """The leases of one table; guarded by the table's lock.
 
-    def __init__(self, first_id: int = 1) -> None:
+    Ids begin at a random number, so that a lease of another table is not taken for one of this.
+    """
+
+    def __init__(self) -> None:
         self._held: dict[int, Held] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self.next_id = first_id
-        self.nbytes = 0
+        self._next_id = (secrets.randbits(20) << 32) + 1
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def add(
-        self, keys: NDArray[np.uint64], nbytes: int, owner: str, deadline: float | None
-    ) -> Lease:
-        lease = Lease(self.next_id, owner, deadline)
-        self.next_id += 1
-        self._held[lease.id] = Held(lease, keys, nbytes)
-        self.nbytes += nbytes
+    def add(self, keys: NDArray[np.uint64], owner: str, deadline: float | None) -> Lease:
+        lease = Lease(self._next_id, owner, deadline)
+        self._next_id += 1
+        self._held[lease.id] = Held(lease, keys)
         self._expect(lease)
         return lease
 
@@ -55,9 +54,12 @@ class Leases:
 
     def end(self, lease: Any) -> Held:
         """Take a lease out, to settle it."""
-        held = self._held.pop(self._id(lease))
-        self.nbytes -= held.nbytes
-        return held
+        return self._held.pop(self._id(lease))
+
+    def end_all(self) -> None:
+        """Forget every lease."""
+        self._held.clear()
+        self._deadlines.clear()
 
     def renew(self, lease: Any, deadline: float | None) -> Lease:
         held = self._held[self._id(lease)]
@@ -66,13 +68,15 @@ class Leases:
         return held.lease
 
     def _id(self, lease: Any) -> int:
-        number = getattr(lease, "id", lease)
+        number = lease.id if isinstance(lease, Lease) else lease
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise InvalidValue(f"lease: expected batch.info.lease, got {lease!r}")
         if number not in self._held:
             raise LeaseExpired(
-                f"lease {number!r} is not held: its deadline has passed, or it was confirmed or "
+                f"lease {number} is not held: its deadline has passed, or it was confirmed or "
                 "given back before; its items may be with somebody else now"
             )
-        return int(number)
+        return number
 
     def of_owner(self, owner: str) -> list[Lease]:
         return [held.lease for held in self._held.values() if held.lease.owner == owner]
@@ -89,6 +93,10 @@ class Leases:
         return late
 
     @property
+    def timed(self) -> bool:
+        """Whether any lease has a deadline."""
+        return bool(self._deadlines)
+
     def next_deadline(self) -> float:
         """When the next lease may lapse; infinity where none does."""
         return self._deadlines[0][0] if self._deadlines else math.inf

@@ -14,17 +14,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from recollect.errors import InvalidValue, NeverPossible
 
+LARGEST_SIZE = 1 << 40
 
-class Counts(NamedTuple):
+
+@dataclass(slots=True)
+class Counts:
     """Items inserted, sampled and removed since the table was made."""
 
-    inserts: int
-    samples: int
-    removals: int
+    inserts: int = 0
+    samples: int = 0
+    removals: int = 0
 
 
 class Limiter:
@@ -109,7 +112,7 @@ class SampleToInsertRatio(Limiter):
         if isinstance(self.error_buffer, list):
             object.__setattr__(self, "error_buffer", (low, high))
         needed = max(1.0, self.ratio)
-        if high - low < needed:
+        if not high - low >= needed:
             raise NeverPossible(
                 f"error_buffer: the range {high - low:g} between min_diff {low:g} and max_diff "
                 f"{high:g} admits no insert or no sample; it needs at least {needed:g} "
@@ -150,7 +153,8 @@ class SampleToInsertRatio(Limiter):
     def samples_allowed(self, counts: Counts) -> float:
         if counts.inserts - counts.removals < self.min_size:
             return 0
-        return max(0, math.floor(counts.inserts * self.ratio - counts.samples - self.bounds[0]))
+        ahead = counts.inserts * self.ratio - counts.samples - self.bounds[0]
+        return ahead if math.isinf(ahead) else max(0, math.floor(ahead))
 
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
@@ -213,10 +217,13 @@ class Stack(Queue):
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+    number = isinstance(value, Real) and not isinstance(value, bool) and value == value
+    return number and (value in (math.inf, -math.inf) or -1e300 < value < 1e300)
 
 
 def _check_size(name: str, value: Any, least: int) -> None:
+    if isinstance(value, int) and value > LARGEST_SIZE:
+        raise InvalidValue(f"{name}: expected at most {LARGEST_SIZE}, got {value}")
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.columns import Columns, as_column, check_lengths, flatten, spread
-from recollect.dtypes import check_dtype
+from recollect.dtypes import check_dtype, dtype_named
 from recollect.errors import InvalidValue, SchemaError
 from recollect.ragged import Ragged
 
@@ -57,25 +57,18 @@ class Column:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else tuple(self.shape)
-        if any(not isinstance(size, int) or size < 0 for size in shape):
-            raise SchemaError(f"shape {self.shape!r} is not a tuple of sizes of 0 or more")
-        object.__setattr__(self, "shape", shape)
-        if self.dtype in ("str", "bytes") or self.dtype in (str, bytes):
+        object.__setattr__(self, "shape", _checked_sizes(self.shape))
+        for name in ("ragged", "optional", "shared"):
+            if not isinstance(getattr(self, name), bool):
+                raise SchemaError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+        if self.dtype is str or self.dtype is bytes or _is_text(self.dtype):
             name = self.dtype if isinstance(self.dtype, str) else self.dtype.__name__
-            if shape:
-                raise SchemaError(f"a column of {name} has no shape, got {shape}")
+            if self.shape:
+                raise SchemaError(f"a column of {name} has no shape, got {self.shape}")
             object.__setattr__(self, "dtype", name)
             object.__setattr__(self, "ragged", True)
             return
-        try:
-            dtype = np.dtype(self.dtype)
-        except TypeError as error:
-            raise SchemaError(
-                f"{self.dtype!r} is not a dtype; use a NumPy dtype, 'str' or 'bytes'"
-            ) from error
-        check_dtype("column", dtype)
-        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "dtype", _checked_dtype(self.dtype))
 
     @property
     def kind(self) -> str:
@@ -105,6 +98,41 @@ class Column:
             dtype: Any = column.dtype if column.kind == "array" else column.kind
             return cls(dtype, column.inner_shape, ragged=True, optional=optional)
         return cls(column.dtype, column.shape[1:], optional=optional)
+
+
+def _is_text(dtype: Any) -> bool:
+    return isinstance(dtype, str) and dtype in ("str", "bytes")
+
+
+def _checked_sizes(shape: Any) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else shape
+    if not isinstance(sizes, tuple | list) or any(
+        not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in sizes
+    ):
+        raise SchemaError(f"shape: expected a tuple of sizes of 0 or more, got {shape!r}")
+    return tuple(sizes)
+
+
+def _checked_dtype(given: Any) -> np.dtype[Any]:
+    """The NumPy dtype that a user names, by name, type or dtype."""
+    wrong = SchemaError(f"dtype: expected a NumPy dtype, 'str' or 'bytes', got {given!r}")
+    if isinstance(given, str):
+        try:
+            dtype = dtype_named(given)
+        except SchemaError:
+            try:
+                dtype = np.dtype(given)
+            except (TypeError, ValueError, SyntaxError):
+                raise wrong from None
+    elif isinstance(given, np.dtype | type):
+        try:
+            dtype = np.dtype(given)
+        except TypeError:
+            raise wrong from None
+    else:
+        raise wrong
+    check_dtype("dtype", dtype)
+    return dtype
 
 
 @dataclass(slots=True)
@@ -137,7 +165,12 @@ class Schema:
 
     @classmethod
     def from_signature(cls, signature: Mapping[str, Any], what: str = "column") -> Schema:
-        """Make a schema of `Column`s, given under plain, nested or dotted names."""
+        """Make a schema of `Column`s, given under plain or nested names."""
+        if not isinstance(signature, Mapping) or not signature:
+            raise SchemaError(
+                f"signature: expected columns by name, such as {{'obs': rc.Column('float32', (4,))}}"
+                f", got {signature!r}"
+            )
         columns = {}
         for name, column in flatten(signature).items():
             if not isinstance(column, Column):
@@ -149,7 +182,10 @@ class Schema:
     def infer(cls, given: Mapping[str, Any], what: str = "column") -> Schema:
         """Make the schema that a first insert implies."""
         columns: dict[str, Column] = {}
-        for name, value in _flat(given).items():
+        flat = _flat(given)
+        if not flat:
+            raise SchemaError(f"name at least one {what}: the first insert fixes what there is")
+        for name, value in flat.items():
             present, column = _parse(name, value, None)
             if column is None:
                 raise SchemaError(
@@ -161,6 +197,11 @@ class Schema:
 
     def with_column(self, name: str, column: Column) -> Schema:
         """The same schema and one more column at its end."""
+        if not isinstance(name, str) or not all(name.split(".")):
+            raise SchemaError(f"a column's name is text, with dots only between names, got {name!r}")
+        for other in self.columns:
+            if f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}."):
+                raise SchemaError(f"column {name!r}: there is a column {other!r} already")
         return Schema({**self.columns, name: column}, self.what)
 
     def expand(self, names: Sequence[str]) -> list[str]:
@@ -187,11 +228,17 @@ class Schema:
                 )
         return Schema({name: self.columns[name] for name in names}, self.what)
 
-    def filled(self, stored: Batch, filling: Rows, given: Mask) -> Rows:
-        """Stored rows with absent cells filled in; `given` says which rows of `filling` count."""
+    def filled(
+        self, stored: Batch, filling: Rows, given: Mask
+    ) -> tuple[Rows, NDArray[np.int64]]:
+        """Stored rows with absent cells filled in, and the payload that each row gains.
+
+        `given` says which rows of `filling` count.
+        """
         names = [name for name in self.columns if name in filling.names]
         columns: list[Stored] = []
         present: list[Mask | None] = []
+        gained = np.zeros(stored.rows, np.int64)
         for name in self.columns:
             column, here = stored.columns[name], stored.present.get(name)
             if name in names:
@@ -201,9 +248,11 @@ class Schema:
                 mask = np.ones(filling.count, np.bool_) if flags is None else flags
                 if coming is not None:
                     column, here = _merged(name, column, here, coming, mask, given)
+                    elements = coming.lengths[given] if isinstance(coming, Ragged) else 1
+                    gained += np.where(mask[given], elements, 0) * self.columns[name].size
             columns.append(column)
             present.append(_flags(here))
-        return Rows(stored.rows, columns, present)
+        return Rows(stored.rows, columns, present), gained
 
     def check(self, given: Mapping[str, Any]) -> Rows:
         """Check columns against the schema; raises `SchemaError`, converts lists."""
@@ -285,6 +334,19 @@ class Schema:
             + _hint(expected, got)
         )
 
+    def payload(self, rows: Rows) -> int:
+        """Bytes of payload in rows: an absent cell has none."""
+        payload = 0
+        for place, expected in enumerate(self.columns.values()):
+            column = rows.columns[place]
+            present = None if rows.present is None else rows.present[place]
+            if isinstance(column, Ragged):
+                lengths = column.lengths
+                payload += int((lengths if present is None else lengths[present]).sum()) * expected.size
+            elif column is not None:
+                payload += (rows.count if present is None else int(present.sum())) * expected.size
+        return payload
+
     def _names(self) -> str:
         listed = (f"{name!r} ({column})" for name, column in self.columns.items())
         return ", ".join(listed) or "none"
@@ -324,14 +386,27 @@ def _convert(name: str, value: Any, expected: Column | None) -> Array | Ragged:
             text = {"str": str, "bytes": bytes}
             return Ragged._from_cells(name, list(value), text.get(expected.kind, expected.dtype))
         if not any(isinstance(cell, np.ndarray) for cell in value):
-            try:
-                return np.array(value, dtype=expected.dtype)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise SchemaError(
-                    f"column {name!r}: expected {expected} per row, and the list does not "
-                    f"convert ({error})"
-                ) from error
+            return _from_numbers(name, value, expected)
     return as_column(name, value)
+
+
+def _from_numbers(name: str, value: Sequence[Any], expected: Column) -> Array:
+    """A list of numbers in the dtype of its column, where that changes no number."""
+    try:
+        plain = np.asarray(value)
+        column = np.array(value, dtype=expected.dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(
+            f"column {name!r}: expected {expected} per row, and the list does not convert ({error})"
+        ) from error
+    kinds = {"b": 0, "u": 1, "i": 1, "f": 2}
+    narrower = kinds.get(plain.dtype.kind, 3) > kinds.get(column.dtype.kind, 3)
+    if narrower and plain.size and not np.array_equal(plain, column):
+        raise SchemaError(
+            f"column {name!r}: expected {expected} per row, and the list holds {plain.dtype} "
+            "numbers that it cannot keep; convert them first"
+        )
+    return column
 
 
 def _merged(

@@ -56,7 +56,7 @@ class Fifo(Ordered):
 
     >>> import recollect as rc
     >>> table = rc.Table("t", capacity=3, sampler=rc.Fifo())
-    >>> _ = table.insert({"x": [10, 20, 30, 40]}) if False else table.insert({"x": [10, 20, 30]})
+    >>> _ = table.insert({"x": [10, 20, 30]})
     >>> table.take(2)["x"]
     array([10, 20])
     """
@@ -153,14 +153,15 @@ class Linear:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_number("Linear.start", self.start, -math.inf)
-        _check_number("Linear.end", self.end, -math.inf)
+        _check_number("start", self.start, -1e300)
+        _check_number("end", self.end, -1e300)
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise InvalidValue(f"Linear.steps: expected a whole number above 0, got {self.steps!r}")
+            raise InvalidValue(f"steps: expected a whole number above 0, got {self.steps!r}")
 
     def at(self, step: int) -> float:
         """The value after `step` steps."""
-        return self.start + (self.end - self.start) * min(step / self.steps, 1.0)
+        done = min(step / self.steps, 1.0)
+        return self.start * (1.0 - done) + self.end * done
 
 
 @dataclass(frozen=True)
@@ -222,20 +223,70 @@ class Mixed(Selector):
             parts = tuple((part[0], part[1]) for part in self.selectors)
         except (TypeError, IndexError, KeyError) as error:
             raise InvalidValue(
-                f"Mixed: expected a list of (selector, share), got {self.selectors!r}"
+                f"selectors: expected a list of (selector, share), got {self.selectors!r}"
             ) from error
-        for selector, share in parts:
+        for place, (selector, share) in enumerate(parts):
             if not isinstance(selector, Selector) or isinstance(selector, Mixed):
-                raise InvalidValue(f"Mixed: expected a plain selector, got {selector!r}")
-            _check_number("Mixed share", share, 0.0)
-        total = math.fsum(share for _, share in parts)
+                raise InvalidValue(
+                    f"selectors[{place}]: expected a selector that is not Mixed, got {selector!r}"
+                )
+            if isinstance(selector, Prioritized) and selector.normalize == "table":
+                raise InvalidValue(
+                    f"selectors[{place}]: normalize='table' has no meaning in a mixture; use "
+                    "'batch' or None"
+                )
+            _check_number(f"selectors[{place}] share", share, 0.0)
+        total = math.fsum(min(share, 1e300) for _, share in parts)
         if total <= 0.0:
-            raise InvalidValue("Mixed: expected at least one share above 0")
-        object.__setattr__(self, "selectors", tuple((s, share / total) for s, share in parts))
+            raise InvalidValue("selectors: expected at least one share above 0")
+        if abs(total - 1.0) > 1e-9:
+            parts = tuple((selector, share / total) for selector, share in parts)
+        object.__setattr__(self, "selectors", parts)
+
+
+def parts_of(*selectors: Selector) -> list[Selector]:
+    """Selectors with mixtures taken apart."""
+    parts: list[Selector] = []
+    for selector in selectors:
+        mixed = isinstance(selector, Mixed)
+        parts += [part for part, _ in selector.selectors] if mixed else [selector]
+    return parts
+
+
+def fields_used(selector: Selector) -> list[str]:
+    """The fields that a selector orders by."""
+    return [part.by for part in parts_of(selector) if isinstance(part, Ordered)]
+
+
+def ages(*selectors: Selector) -> bool:
+    """Whether one of them weighs items by the age of their version."""
+    return any(
+        isinstance(part, Prioritized) and part.half_life is not None
+        for part in parts_of(*selectors)
+    )
+
+
+def largest_alpha(*selectors: Selector) -> float:
+    """The highest power that a priority is raised to, at least 1."""
+    alphas = [part.alpha for part in parts_of(*selectors) if isinstance(part, Prioritized)]
+    return max([1.0, *alphas])
+
+
+def different_items(selector: Selector, n: int, replace: bool, wearing: bool) -> int:
+    """How many different items a sample of n needs; `wearing` where sampled items may leave."""
+    if isinstance(selector, Ordered) or not replace:
+        return n
+    if isinstance(selector, Mixed):
+        ordered = [share for part, share in selector.selectors if isinstance(part, Ordered)]
+        if ordered and wearing:
+            return n
+        return min(n, max([1, *(math.ceil(share * n) + 1 for share in ordered)]))
+    return 1
 
 
 def _check_number(name: str, value: Any, least: float) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not -1e300 < value < 1e300:
         raise InvalidValue(f"{name}: expected a finite number, got {value!r}")
     if value < least:
         raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {value!r}")
@@ -243,4 +294,4 @@ def _check_number(name: str, value: Any, least: float) -> None:
 
 def _check_name(selector: Selector, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise InvalidValue(f"{type(selector).__name__}: expected a field's name, got {name!r}")
+        raise InvalidValue(f"field: expected a field's name, got {name!r}")

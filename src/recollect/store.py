@@ -25,6 +25,8 @@ class Store(Mapping[str, Table]):
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[str, Table] = {}
+        if isinstance(tables, Table) or not isinstance(tables, Iterable):
+            raise InvalidValue(f"a store takes a list of tables, got {tables!r}")
         for table in tables:
             if not isinstance(table, Table):
                 raise InvalidValue(f"a store holds rc.Table objects, got {table!r}")

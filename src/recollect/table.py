@@ -8,30 +8,36 @@ who wait, and those who follow its effects. One lock guards it all; payload is c
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.arguments import flag, items_of, keys_of, many, names, seconds, text, whole
 from recollect.batch import Batch
 from recollect.clock import Clock, SystemClock
-from recollect.effects import Amended, Follower, Inserted, Leased, Removed, Returned, Updated
-from recollect.errors import (
-    InvalidValue,
-    NeverPossible,
-    QueryError,
-    SchemaError,
-    TableClosed,
-    WaitTimeout,
+from recollect.effects import (
+    Amended,
+    Effects,
+    Follower,
+    Inserted,
+    Leased,
+    Removed,
+    Returned,
+    Updated,
 )
+from recollect.errors import InvalidValue, NeverPossible, QueryError, SchemaError, TableClosed
 from recollect.info import Lease
 from recollect.leases import Leases
 from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
+from recollect.requests import Request, Requests, check_request
 from recollect.schema import Column, Rows, Schema
-from recollect.selectors import Fifo, Lifo, Mixed, Ordered, Prioritized, Selector, Uniform
+from recollect.selectors import Fifo, Lifo, Selector, Uniform
+from recollect.selectors import ages as selectors_age
+from recollect.selectors import different_items, fields_used, largest_alpha
 from recollect.storage.base import Chosen, Layout, NewItems, Storage, Where
 from recollect.storage.fields import (
     BUILT_IN,
@@ -39,20 +45,31 @@ from recollect.storage.fields import (
     FieldValue,
     check_priority,
     check_value,
+    check_weight,
     parse_tags,
 )
-from recollect.waiting import Blocked, Room, TaskWaiter, ThreadWaiter, Waiter
+from recollect.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
     from os import PathLike
 
 Keys = NDArray[np.uint64]
-Result = TypeVar("Result")
-Attempt = Callable[[], Result | Blocked]
+WhereLike = Query | Mapping[str, Any] | None
 
-REMEMBERED_REQUESTS = 1024  # per producer; what is older may not be repeated
-REMEMBERED_PRODUCERS = 4096
-ONE_ROW = np.ones(1, np.int32)
+LARGEST_CAPACITY = 1 << 40  # keys count to 2 ** 44, and slots are numbered in 32 bits or more
+REMEMBERED_QUERIES = 256
+
+
+@dataclass(slots=True)
+class _Insert:
+    """An insert that was checked, and what is needed to check it against other columns."""
+
+    new: NewItems
+    columns: Mapping[str, Any]
+    shared: Mapping[str, Any] | None
+    schema: Schema
+    shared_schema: Schema | None
+    request: Request | None
 
 
 class Table:
@@ -104,51 +121,53 @@ class Table:
         checkpoint: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name:
-            raise InvalidValue(f"name: expected text, got {name!r}")
-        self.name = name
-        self.capacity = _whole("capacity", capacity, 1)
+        self.name = text("name", name)
+        self.capacity = whole("capacity", capacity, 1, LARGEST_CAPACITY)
         self.capacity_bytes = None
         if capacity_bytes is not None:
-            self.capacity_bytes = _whole("capacity_bytes", capacity_bytes, 1)
-        self.max_times_sampled = _whole("max_times_sampled", max_times_sampled, 0)
-        if seed is not None:
-            _whole("seed", seed, 0)
+            self.capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
+        self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 0, 1 << 30)
+        seed = None if seed is None else whole("seed", seed, 0)
         if journal is not None:
             raise InvalidValue("journal: tables cannot be journaled yet; leave it None")
-        self.checkpoint = checkpoint
-        self._fields = {**BUILT_IN, **parse_tags(tags)}
-        self._tags = tuple(parse_tags(tags))
+        self.checkpoint = flag("checkpoint", checkpoint)
+        self._tags = parse_tags(tags)
+        self._fields = {**BUILT_IN, **self._tags}
         self.partition_by = self._check_partition(partition_by)
         self._sampler = self._check_selector("sampler", Uniform() if sampler is None else sampler)
         self._remover = self._check_selector("remover", Fifo() if remover is None else remover)
+        self._ages = selectors_age(self._sampler, self._remover)
+        self._alpha = largest_alpha(self._sampler, self._remover)
         self._limiter = self._check_limiter(MinSize(1) if limiter is None else limiter)
+        self._clock: Clock = SystemClock() if clock is None else _checked_clock(clock)
+        self._storage = _checked_storage(storage)
+        rows, shared = (None, None) if signature is None else _declared(signature)
         self._schema: Schema | None = None
         self._shared_schema: Schema | None = None
-        self._clock: Clock = SystemClock() if clock is None else clock
-        self._inserts = self._samples = self._removals = 0
+        self._counts = Counts()
         self._sample_calls = 0
         self._removed: dict[str, int] = {}
-        self._number = 0
-        self._followers: tuple[Follower, ...] = ()
+        self._effects = Effects()
         self._leases = Leases()
-        self._requests: OrderedDict[Any, OrderedDict[int, tuple[int, int]]] = OrderedDict()
-        self._arrivals, self._departures = Room(), Room()
+        self._requests = Requests()
         self._wheres: dict[Query, Where] = {}
         self._closed = False
-        if storage is None:
-            from recollect.storage.memory import MemoryStorage
-
-            storage = MemoryStorage()
-        self._storage = storage
-        self._transaction = storage.transaction
-        layout = Layout(
-            name, self.capacity, self._fields, self.partition_by, self.max_times_sampled, seed
+        self._transaction = self._storage.transaction
+        self._storage.open(
+            Layout(
+                name=self.name,
+                capacity=self.capacity,
+                fields=self._fields,
+                partition_by=self.partition_by,
+                max_times_sampled=self.max_times_sampled,
+                seed=seed,
+            )
         )
-        storage.open(layout)
-        if signature is not None:
-            self._declare(signature)
-        self._clock.on_turn(self._time_turned)
+        self._gate = Gate(
+            self.name, self._clock, self._transaction, self._enter, self._leases.next_deadline
+        )
+        if rows is not None:
+            self._set_schema(rows, shared)
 
     @classmethod
     def queue(cls, name: str, size: int, **options: Any) -> Table:
@@ -182,14 +201,12 @@ class Table:
         return table_from_config(config)
 
     # -- checks at construction -----------------------------------------------------------------
-    def _check_partition(self, fields: Sequence[str]) -> tuple[str, ...]:
-        fields = (fields,) if isinstance(fields, str) else tuple(fields)
+    def _check_partition(self, fields: Any) -> tuple[str, ...]:
+        fields = names("partition_by", fields)
+        allowed = [name for name in self._fields if name in self._settable()[1:]]
         for name in fields:
-            if name not in self._fields or name in BUILT_IN and name not in SETTABLE[1:]:
-                allowed = [*SETTABLE[1:], *self._tags]
-                raise InvalidValue(
-                    f"partition_by: {name!r} is not one of {', '.join(allowed)}"
-                )
+            if name not in allowed:
+                raise InvalidValue(f"partition_by: {name!r} is not one of {', '.join(allowed)}")
         if len(set(fields)) < len(fields):
             raise InvalidValue(f"partition_by: a field is named twice in {fields}")
         return fields
@@ -197,16 +214,17 @@ class Table:
     def _check_selector(self, role: str, selector: Any) -> Selector:
         if not isinstance(selector, Selector):
             raise InvalidValue(f"{role}: expected a selector such as rc.Fifo(), got {selector!r}")
-        parts = selector.selectors if isinstance(selector, Mixed) else ((selector, 1.0),)
-        for part, _ in parts:
-            if isinstance(part, Ordered):
-                kind = self._fields.get(part.by)
-                if kind is None:
-                    raise InvalidValue(
-                        f"{role}: {part} names no field; there are {', '.join(self._fields)}"
-                    )
-                if kind == "str":
-                    raise InvalidValue(f"{role}: {part.by!r} is text, which has no order")
+        numbers = [name for name, kind in self._fields.items() if kind != "str"]
+        for name in fields_used(selector):
+            if name not in self._fields:
+                raise InvalidValue(
+                    f"{role}: {selector} names no field of this table; use one of "
+                    f"{', '.join(numbers)}, or declare a tag"
+                )
+            if name not in numbers:
+                raise InvalidValue(
+                    f"{role}: {name!r} is text, which has no order; use one of {', '.join(numbers)}"
+                )
         return selector
 
     def _check_limiter(self, limiter: Any) -> Limiter:
@@ -215,16 +233,10 @@ class Table:
         limiter.check_capacity(self.capacity)
         return limiter
 
-    def _declare(self, signature: Mapping[str, Any]) -> None:
-        columns = Schema.from_signature(signature).columns
-        rows = {name: column for name, column in columns.items() if not column.shared}
-        shared = {name: column for name, column in columns.items() if column.shared}
-        with self._transaction():
-            self._set_schema(Schema(rows), Schema(shared, "shared column") if shared else None)
-
     def _set_schema(self, rows: Schema, shared: Schema | None) -> None:
-        self._schema, self._shared_schema = rows, shared
-        self._storage.set_schema(rows, shared)
+        with self._transaction():
+            self._schema, self._shared_schema = rows, shared
+            self._storage.set_schema(rows, shared)
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(
@@ -255,88 +267,88 @@ class Table:
         >>> len(table), table.get(keys[:1])["x"]
         (2, array([1, 2]))
         """
-        attempt = self._inserting(columns, shared, rows_per_item, priority, request, fields)
-        keys, number = self._wait(attempt, self._departures, timeout, "insert")
-        self._settle(number)
-        return keys
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
+        with self._transaction():
+            self._enter()
+            result = self._try_insert(insert)
+        if isinstance(result, Blocked):
+            result = self._gate.wait(
+                lambda: self._try_insert(insert), result, self._gate.departures, timeout, "insert"
+            )
+        if self._effects.followers:
+            self._effects.settle(result[1])
+        return result[0]
 
-    async def insert_async(self, columns: Mapping[str, Any], **options: Any) -> Keys:
+    async def insert_async(
+        self,
+        columns: Mapping[str, Any],
+        *,
+        shared: Mapping[str, Any] | None = None,
+        rows_per_item: int | Sequence[int] | NDArray[Any] = 1,
+        priority: Any = None,
+        timeout: float | None = None,
+        request: tuple[Any, int] | None = None,
+        **fields: Any,
+    ) -> Keys:
         """The same as `insert`, for asyncio."""
-        timeout = options.pop("timeout", None)
-        attempt = self._inserting(
-            columns,
-            options.pop("shared", None),
-            options.pop("rows_per_item", 1),
-            options.pop("priority", None),
-            options.pop("request", None),
-            options,
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
+        keys, number = await self._gate.run_async(
+            lambda: self._try_insert(insert), self._gate.departures, timeout, "insert"
         )
-        keys, number = await self._wait_async(attempt, self._departures, timeout, "insert")
-        self._settle(number)
+        self._effects.settle(number)
         return keys
 
-    def _inserting(
+    def _checked_insert(
         self,
         columns: Mapping[str, Any],
         shared: Mapping[str, Any] | None,
         rows_per_item: Any,
         priority: Any,
-        request: tuple[Any, int] | None,
+        request: Any,
         fields: dict[str, Any],
-    ) -> Attempt[tuple[Keys, int]]:
-        """Check everything; what remains may wait, and is tried under the lock."""
+    ) -> _Insert:
+        """Check everything that an insert was given; what remains is tried under the lock."""
         schema = self._schema or Schema.infer(columns)
         rows = schema.check(columns)
-        per_item, count = _items_of(rows.count, rows_per_item)
-        shared_schema, shared_rows = self._check_shared(shared, count)
+        per_item, count = items_of(rows.count, rows_per_item)
+        shared_schema = shared_rows = None
+        if shared is not None or self._shared_schema is not None:
+            shared_schema, shared_rows = self._check_shared(shared, count)
         if fields:
             fields = {
                 name: self._check_field(name, value, count) for name, value in fields.items()
             }
         if priority is not None:
-            priority = self._check_priority(priority, count)
+            priority = check_priority(priority, count, self._alpha)
         if request is not None:
-            _check_request(request)
-        self._check_ages(fields)
+            request = check_request(request)
+        if self._ages:
+            self._check_ages(fields, count)
         if count > self.capacity:
             raise NeverPossible(
                 f"an insert of {count} items never fits table {self.name!r} of capacity "
                 f"{self.capacity}; insert fewer at a time"
             )
-        self._limiter.check_insert(count)
-        new = NewItems(rows, shared_rows, per_item, count, priority, fields, 0.0)
-
-        def attempt() -> tuple[Keys, int] | Blocked:
-            if self._schema is not schema:
-                if self._schema is None:
-                    self._set_schema(schema, shared_schema)
-                else:
-                    new.rows = self._schema.check(columns)
-                    new.shared = self._check_shared(shared, count)[1]
-            if request is not None:
-                keys = self._repeated(request)
-                if keys is not None:
-                    return keys, self._number
-            return self._try_insert(new, request)
-
-        return attempt
+        new = NewItems(rows, shared_rows, per_item, count, priority, fields)
+        return _Insert(new, columns, shared, schema, shared_schema, request)
 
     def _check_shared(
         self, shared: Mapping[str, Any] | None, count: int
     ) -> tuple[Schema | None, Rows | None]:
-        if self._schema is None:
+        schema = self._shared_schema
+        if schema is None:
             if not shared:
                 return None, None
+            if self._schema is not None:
+                raise SchemaError(
+                    f"table {self.name!r} has no shared columns; its first insert, or signature= "
+                    "with rc.Column(..., shared=True), must name them"
+                )
             schema = Schema.infer(shared, "shared column")
-        else:
-            if self._shared_schema is None:
-                if shared:
-                    raise SchemaError(
-                        f"table {self.name!r} has no shared columns; its first insert, or "
-                        "signature= with rc.Column(..., shared=True), must name them"
-                    )
-                return None, None
-            schema = self._shared_schema
         rows = schema.check(shared or {})
         if not shared:
             rows.count = count
@@ -347,101 +359,101 @@ class Table:
             )
         return schema, rows
 
-    def _try_insert(
-        self, new: NewItems, request: tuple[Any, int] | None
-    ) -> tuple[Keys, int] | Blocked:
-        storage = self._storage
+    def _try_insert(self, insert: _Insert) -> tuple[Keys, int] | Blocked:
+        storage, new = self._storage, insert.new
+        if insert.schema is not self._schema and self._schema is not None:
+            self._check_again(insert)
+        if insert.request is not None:
+            known = self._requests.keys(insert.request)
+            if known is not None:
+                return known, self._effects.number
         count = new.count
         if count == 0:
-            return np.zeros(0, np.uint64), self._number
-        counts = Counts(self._inserts, self._samples, self._removals)
-        departures = self._limiter.departures_needed(counts, count)
+            return np.zeros(0, np.uint64), self._effects.number
+        self._limiter.check_insert(count)
+        departures = self._limiter.departures_needed(self._counts, count)
         if departures:
-            return Blocked(
-                f"limiter {self._limiter} needs {_many(departures, 'more sample or removal')}",
-                departures,
-            )
+            needs = many(departures, "more sample or removal", "more samples or removals")
+            return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         excess = len(storage) + count - self.capacity
         excess_bytes = 0
         if self.capacity_bytes is not None:
-            payload = storage.payload_of(new)
-            if payload > self.capacity_bytes:
-                raise NeverPossible(
-                    f"an insert of {payload} bytes never fits table {self.name!r} of "
-                    f"{self.capacity_bytes} bytes; insert fewer at a time"
-                )
-            excess_bytes = storage.nbytes + payload - self.capacity_bytes
+            excess_bytes = storage.nbytes + self._payload(insert) - self.capacity_bytes
         if excess > 0 or excess_bytes > 0:
-            short = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
-            if short is not None:
-                return short
+            blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
+            if blocked is not None:
+                return blocked
+        if self._schema is None:
+            self._set_schema(insert.schema, insert.shared_schema)
         new.inserted_at = self._clock.time()
         keys = storage.insert(new)
-        self._inserts += count
-        self._number += 1
-        if request is not None:
-            self._remember(request, keys)
-        if self._followers:
-            self._tell(Inserted(self._number, keys, new, request))
-        self._arrivals.changed(count)
-        return keys, self._number
+        self._counts.inserts += count
+        if insert.request is not None:
+            self._requests.remember(insert.request, keys)
+        self._effects.emit(Inserted, keys, new, insert.request)
+        self._gate.arrivals.changed(count)
+        self._effects.deliver()
+        return keys, self._effects.number
+
+    def _check_again(self, insert: _Insert) -> None:
+        """Columns were fixed, or added, since an insert was checked."""
+        assert self._schema is not None
+        insert.new.rows = self._schema.check(insert.columns)
+        if insert.shared is not None or self._shared_schema is not None:
+            insert.new.shared = self._check_shared(insert.shared, insert.new.count)[1]
+        insert.schema = self._schema
+
+    def _payload(self, insert: _Insert) -> int:
+        payload = insert.schema.payload(insert.new.rows)
+        if insert.new.shared is not None:
+            shared = self._shared_schema or insert.shared_schema
+            assert shared is not None
+            payload += shared.payload(insert.new.shared)
+        assert self.capacity_bytes is not None
+        if payload > self.capacity_bytes:
+            raise NeverPossible(
+                f"an insert of {payload} bytes never fits table {self.name!r} of "
+                f"{self.capacity_bytes} bytes; insert fewer at a time"
+            )
+        return payload
 
     def _make_place(self, items: int, nbytes: int, new: NewItems) -> Blocked | None:
         """Evict what must leave; what is leased cannot, and then the insert waits."""
         storage = self._storage
-        evictable = len(storage) - storage.hidden
-        if items > evictable or nbytes > storage.nbytes - self._leases.nbytes:
+        if items > len(storage) - storage.hidden or nbytes > storage.nbytes - storage.hidden_nbytes:
             return Blocked(
-                f"the table is full and {_many(storage.hidden, 'item')} of {len(storage)} are "
+                f"the table is full and {storage.hidden} of its {many(len(storage), 'item')} are "
                 "leased; a lease must be confirmed or given back"
             )
         if new.priority is None:
-            new.priority = np.array([storage.highest_priority()])
-        for evicted in storage.evict(self._remover, items, nbytes, bool(self._followers)):
-            self._left(evicted, "evicted")
+            new.default_priority = storage.highest_priority()
+        self._evict(items, nbytes)
         return None
 
-    def _left(self, items: Chosen, reason: str) -> None:
+    def _evict(self, items: int, nbytes: int) -> None:
+        keep = bool(self._effects.followers)
+        gone, evicted = self._storage.evict(self._remover, items, nbytes, keep)
+        if not keep:
+            self._left(gone, "evicted", None)
+        for part in evicted:
+            self._left(part.count, "evicted", part)
+
+    def _left(self, gone: int, reason: str, items: Chosen | None) -> None:
         """Items have left: count them, and tell those who follow."""
-        gone = len(items.keys)
-        self._removals += gone
+        self._counts.removals += gone
         self._removed[reason] = self._removed.get(reason, 0) + gone
-        self._number += 1
-        if self._followers:
-            self._tell(Removed(self._number, items.keys, reason, items))
-        self._departures.changed(gone)
-
-    def _repeated(self, request: tuple[Any, int]) -> Keys | None:
-        producer, number = request
-        known = self._requests.get(producer)
-        if known is None:
-            return None
-        if number in known:
-            first, count = known[number]
-            return np.arange(count, dtype=np.uint64) + np.uint64(first)
-        if len(known) >= REMEMBERED_REQUESTS and number < next(iter(known)):
-            raise InvalidValue(
-                f"request {number} of {producer!r} is too old to be repeated: the last "
-                f"{REMEMBERED_REQUESTS} are remembered"
-            )
-        return None
-
-    def _remember(self, request: tuple[Any, int], keys: Keys) -> None:
-        producer, number = request
-        known = self._requests.setdefault(producer, OrderedDict())
-        known[number] = (int(keys[0]), len(keys))
-        self._requests.move_to_end(producer)
-        if len(known) > REMEMBERED_REQUESTS:
-            known.popitem(last=False)
-        if len(self._requests) > REMEMBERED_PRODUCERS:
-            self._requests.popitem(last=False)
+        if items is None:
+            self._effects.number += 1
+        else:
+            self._effects.emit(Removed, items.keys, reason, items)
+        self._gate.departures.changed(gone)
 
     # -- sampling -------------------------------------------------------------------------------
     def sample(
         self,
         n: int,
         *,
-        where: Query | Mapping[str, Any] | None = None,
+        where: WhereLike = None,
         replace: bool = True,
         timeout: float | None = None,
     ) -> Batch:
@@ -452,82 +464,106 @@ class Table:
             where: Only items that meet this query.
             replace: Whether an item may be drawn twice; orders never draw one twice.
             timeout: Seconds to wait until enough is there; None waits, 0 tries once.
+
+        >>> import recollect as rc
+        >>> table = rc.Table("t", capacity=9, tags={"score": float})
+        >>> _ = table.insert({"x": [1, 2, 3]}, score=[0.1, 0.5, 0.9])
+        >>> table.sample(2, where=rc.field("score") > 0.8)["x"]
+        array([3, 3])
         """
-        attempt = self._sampling(n, where, replace)
-        chosen, number = self._wait(attempt, self._arrivals, timeout, f"sample({n})")
-        if self._followers:
-            self._settle(number)
-        return chosen.read()
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        n, bound, replace = self._check_sample(n, where, replace)
+        with self._transaction():
+            self._enter()
+            result = self._try_sample(n, bound, replace)
+        if isinstance(result, Blocked):
+            result = self._gate.wait(
+                lambda: self._try_sample(n, bound, replace),
+                result,
+                self._gate.arrivals,
+                timeout,
+                f"sample({n})",
+            )
+        if self._effects.followers:
+            self._effects.settle(result[1])
+        return result[0].read()
 
     async def sample_async(
         self,
         n: int,
         *,
-        where: Query | Mapping[str, Any] | None = None,
+        where: WhereLike = None,
         replace: bool = True,
         timeout: float | None = None,
     ) -> Batch:
         """The same as `sample`, for asyncio."""
-        attempt = self._sampling(n, where, replace)
-        chosen, number = await self._wait_async(attempt, self._arrivals, timeout, f"sample({n})")
-        self._settle(number)
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        n, bound, replace = self._check_sample(n, where, replace)
+        chosen, number = await self._gate.run_async(
+            lambda: self._try_sample(n, bound, replace),
+            self._gate.arrivals,
+            timeout,
+            f"sample({n})",
+        )
+        self._effects.settle(number)
         return chosen.read()
 
-    def _sampling(self, n: int, where: Any, replace: bool) -> Attempt[tuple[Chosen, int]]:
-        n = _whole("n", n, 1)
+    def _check_sample(self, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
+        n = whole("n", n, 1)
         bound = None if where is None else self._where(where)
+        return n, bound, replace if replace is True else flag("replace", replace)
+
+    def _try_sample(
+        self, n: int, where: Where | None, replace: bool
+    ) -> tuple[Chosen, int] | Blocked:
+        blocked = self._cannot_sample(n, where, replace)
+        if blocked is not None:
+            return blocked
+        chosen = self._storage.sample(self._sampler, n, where, replace, self._sample_calls)
+        self._counts.samples += n
+        self._sample_calls += 1
+        gone = chosen.worn
+        if gone is not None:
+            self._left(gone.count, "sampled", gone)
+        self._gate.departures.changed(n)
+        self._effects.deliver()
+        return chosen, self._effects.number
+
+    def _cannot_sample(self, n: int, where: Where | None, replace: bool) -> Blocked | None:
+        """Why n items cannot be sampled now, None where they can; raises where they never can."""
         self._limiter.check_sample(n)
-        distinct = _different_items(self._sampler, n, replace, self.max_times_sampled > 0)
-        if distinct > self.capacity:
+        often = self.max_times_sampled
+        distinct = different_items(self._sampler, n, replace, often > 0)
+        self._check_size(distinct)
+        if often and n > self.capacity * often:
             raise NeverPossible(
-                f"{n} different items are never there: the capacity of table {self.name!r} is "
-                f"{self.capacity}"
+                f"{n} samples are never there: {many(self.capacity, 'item')} at most, each "
+                f"sampled {many(often, 'time')} at most"
             )
-        if self.max_times_sampled and n > self.capacity * self.max_times_sampled:
-            raise NeverPossible(
-                f"{n} samples are never there: {self.capacity} items at most, each sampled "
-                f"{self.max_times_sampled} times at most"
-            )
-
-        def attempt() -> tuple[Chosen, int] | Blocked:
-            blocked = self._cannot_sample(n, n, distinct, bound)
-            if blocked is not None:
-                return blocked
-            chosen = self._storage.sample(self._sampler, n, bound, replace, self._sample_calls)
-            self._samples += n
-            self._sample_calls += 1
-            if chosen.worn is not None:
-                self._worn(chosen)
-            self._departures.changed(n)
-            return chosen, self._number
-
-        return attempt
-
-    def _worn(self, chosen: Chosen) -> None:
-        """Items that reached max_times_sampled have left with this sample."""
-        gone = len(chosen.worn)
-        self._removals += gone
-        self._removed["sampled"] = self._removed.get("sampled", 0) + gone
-        self._number += 1
-        if self._followers:
-            self._tell(Removed(self._number, chosen.worn, "sampled", chosen))
-
-    def _cannot_sample(
-        self, n: int, draws: int, distinct: int, where: Where | None
-    ) -> Blocked | None:
-        """Why n items cannot be handed out now, None where they can."""
-        counts = Counts(self._inserts, self._samples, self._removals)
-        inserts = self._limiter.inserts_needed(counts, n)
         visible, sampled = self._storage.available(where)
         missing = distinct - visible
-        if self.max_times_sampled:
-            uses = visible * self.max_times_sampled - sampled
-            missing = max(missing, math.ceil((draws - uses) / self.max_times_sampled))
+        if often:
+            missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
+        return self._blocked(n, distinct, visible, missing)
+
+    def _check_size(self, distinct: int) -> None:
+        if distinct > self.capacity:
+            raise NeverPossible(
+                f"{distinct} different items are never there: the capacity of table "
+                f"{self.name!r} is {self.capacity}"
+            )
+
+    def _blocked(self, n: int, distinct: int, visible: int, missing: int) -> Blocked | None:
+        inserts = self._limiter.inserts_needed(self._counts, n)
         if inserts <= 0 and missing <= 0:
             return None
-        needs = f"needs {_many(distinct, 'item')}, has {visible}"
+        needs = f"needs {many(distinct, 'item')}, has {visible}"
+        if missing > 0 and distinct <= visible:
+            needs += f", of which {many(missing, 'more')} must be sampled less often"
         if inserts:
-            needs += f"; limiter {self._limiter} needs {_many(inserts, 'more insert')}"
+            needs += f"; limiter {self._limiter} needs {many(inserts, 'more insert')}"
         return Blocked(needs, max(inserts, missing, 1))
 
     # -- taking, and leases ---------------------------------------------------------------------
@@ -535,7 +571,7 @@ class Table:
         self,
         n: int,
         *,
-        where: Query | Mapping[str, Any] | None = None,
+        where: WhereLike = None,
         timeout: float | None = None,
         lease: float | None = None,
         partial: bool = False,
@@ -560,153 +596,157 @@ class Table:
         >>> len(table)
         1
         """
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         attempt = self._taking(n, where, lease, partial, owner)
-        chosen, held, number = self._wait(attempt, self._arrivals, timeout, f"take({n})")
-        self._settle(number)
+        with self._transaction():
+            self._enter()
+            result = attempt()
+        if isinstance(result, Blocked):
+            result = self._gate.wait(attempt, result, self._gate.arrivals, timeout, f"take({n})")
+        chosen, held, number = result
+        self._effects.settle(number)
         return chosen.read(lease=held)
 
     async def take_async(
         self,
         n: int,
         *,
-        where: Query | Mapping[str, Any] | None = None,
+        where: WhereLike = None,
         timeout: float | None = None,
         lease: float | None = None,
         partial: bool = False,
         owner: str = "",
     ) -> Batch:
         """The same as `take`, for asyncio."""
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
         attempt = self._taking(n, where, lease, partial, owner)
-        waited = self._wait_async(attempt, self._arrivals, timeout, f"take({n})")
+        waited = self._gate.run_async(attempt, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = await waited
-        self._settle(number)
+        self._effects.settle(number)
         return chosen.read(lease=held)
 
     def _taking(
-        self, n: int, where: Any, lease: float | None, partial: bool, owner: str
-    ) -> Attempt[tuple[Chosen, Lease | None, int]]:
-        n = _whole("n", n, 1)
+        self, n: Any, where: Any, lease: Any, partial: Any, owner: Any
+    ) -> Callable[[], tuple[Chosen, Lease | None, int] | Blocked]:
+        n = whole("n", n, 1)
         bound = None if where is None else self._where(where)
-        seconds = None if lease is None else _seconds("lease", lease)
+        span = None if lease is None else seconds("lease", lease)
+        partial = flag("partial", partial)
         if not isinstance(owner, str):
             raise InvalidValue(f"owner: expected text, got {owner!r}")
-        if not partial:
-            self._limiter.check_sample(n)
-            if n > self.capacity:
-                raise NeverPossible(
-                    f"{n} different items are never there: the capacity of table {self.name!r} "
-                    f"is {self.capacity}"
-                )
 
         def attempt() -> tuple[Chosen, Lease | None, int] | Blocked:
+            visible, _ = self._storage.available(bound)
             count = n
             if partial:
-                counts = Counts(self._inserts, self._samples, self._removals)
-                visible, _ = self._storage.available(bound)
-                count = int(min(n, visible, self._limiter.samples_allowed(counts)))
-                count = max(count, 1)
-            blocked = self._cannot_sample(count, 0, count, bound)
+                allowed = self._limiter.samples_allowed(self._counts)
+                count = max(1, int(min(n, visible, allowed)))
+            self._limiter.check_sample(count)
+            self._check_size(count)
+            blocked = self._blocked(count, count, visible, count - visible)
             if blocked is not None:
                 return blocked
-            chosen = self._storage.take(self._sampler, count, bound, hide=seconds is not None)
-            self._samples += count
+            chosen = self._storage.take(self._sampler, count, bound, hide=span is not None)
+            self._counts.samples += count
             held = None
-            if seconds is None:
-                self._left(chosen, "taken")
+            if span is None:
+                self._left(count, "taken", chosen)
             else:
-                held = self._lease(chosen, owner, seconds)
-            return chosen, held, self._number
+                held = self._lease(chosen, owner, span)
+            self._effects.deliver()
+            return chosen, held, self._effects.number
 
         return attempt
 
-    def _lease(self, chosen: Chosen, owner: str, seconds: float) -> Lease:
-        deadline = None if math.isinf(seconds) else self._clock.monotonic() + seconds
-        lease = self._leases.add(chosen.keys, chosen.nbytes, owner, deadline)
-        self._number += 1
-        if self._followers:
-            self._tell(Leased(self._number, chosen.keys, lease))
-        self._departures.changed(len(chosen.keys))
-        if deadline is not None:  # those who wait must wake up when it passes
-            self._arrivals.wake_all()
-            self._departures.wake_all()
+    def _lease(self, chosen: Chosen, owner: str, span: float) -> Lease:
+        lease = self._leases.add(chosen.keys, owner, self._until(span))
+        self._effects.emit(Leased, chosen.keys, lease)
+        self._gate.departures.changed(chosen.count)
+        if lease.deadline is not None:  # those who wait must wake up when it passes
+            self._gate.wake_all()
         return lease
+
+    def _until(self, span: float) -> float | None:
+        return None if math.isinf(span) else self._clock.monotonic() + span
 
     def confirm(self, lease: Lease | int) -> None:
         """The leased items are done with: remove them. A lapsed lease raises `LeaseExpired`."""
         with self._transaction():
             self._enter()
             held = self._leases.end(lease)
-            self._left(self._storage.remove(held.keys, bool(self._followers)), "confirmed")
-            number = self._number
-        self._settle(number)
+            done = self._storage.remove(held.keys, bool(self._effects.followers))
+            self._left(done.count, "confirmed", done)
+            number = self._done()
+        self._effects.settle(number)
 
     def give_back(self, lease: Lease | int) -> None:
         """Bring the leased items back, in their old order and one delivery higher."""
         with self._transaction():
             self._enter()
             self._bring_back(lease, "given back")
-            number = self._number
-        self._settle(number)
+            number = self._done()
+        self._effects.settle(number)
 
-    def renew(self, lease: Lease | int, seconds: float) -> Lease:
+    def renew(self, lease: Lease | int, span: float) -> Lease:
         """Hold a lease for so many seconds from now."""
-        seconds = _seconds("seconds", seconds)
+        span = seconds("seconds", span)
         with self._transaction():
             self._enter()
-            deadline = None if math.isinf(seconds) else self._clock.monotonic() + seconds
-            renewed = self._leases.renew(lease, deadline)
-            self._arrivals.wake_all()
-            self._departures.wake_all()
+            renewed = self._leases.renew(lease, self._until(span))
+            self._gate.wake_all()
         return renewed
 
     def release(self, owner: str) -> int:
         """Give back every lease of an owner, such as a process that died; returns how many."""
+        if not isinstance(owner, str):
+            raise InvalidValue(f"owner: expected text, got {owner!r}")
         with self._transaction():
             self._enter()
             leases = self._leases.of_owner(owner)
             for lease in leases:
                 self._bring_back(lease, "given back")
-            number = self._number
-        self._settle(number)
+            number = self._done()
+        self._effects.settle(number)
         return len(leases)
 
     def _bring_back(self, lease: Lease | int, reason: str) -> None:
         held = self._leases.end(lease)
-        self._samples -= self._storage.show(held.keys, uncount=True)
-        self._number += 1
-        if self._followers:
-            self._tell(Returned(self._number, held.keys, held.lease, reason))
-        self._arrivals.changed(len(held.keys))
-        self._arrivals.wake_all()
-        self._departures.wake_all()
+        self._counts.samples -= self._storage.show(held.keys, returned=True)
+        self._effects.emit(Returned, held.keys, held.lease, reason)
+        self._gate.arrivals.changed(held.keys.size)
+        self._gate.wake_all()
 
     # -- changing -------------------------------------------------------------------------------
     def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
         """Change priority, task, status, version or tags; returns which keys were there.
 
-        Values are one for all or one per key. Keys whose items have gone change nothing.
+        Values are one for all or one per key. Keys whose items have gone change nothing; where
+        a key is named twice, its last value counts.
         """
-        keys = _keys(keys)
+        keys = keys_of(keys)
         if not fields:
             raise InvalidValue(f"update: name a field to change: {', '.join(self._settable())}")
         checked: dict[str, Any] = {}
         for name, value in fields.items():
             if name == "priority":
-                checked[name] = self._check_priority(value, keys.size)
+                checked[name] = check_priority(value, keys.size, self._alpha)
             else:
                 checked[name] = self._check_field(name, value, keys.size)
-        if "version" in checked:
-            self._check_ages(checked)
+        if self._ages and "version" in checked:
+            self._check_ages(checked, keys.size)
         with self._transaction():
             self._enter()
             found = self._storage.update(keys, checked)
-            self._number += 1
-            number = self._number
-            if self._followers:
-                self._tell(Updated(number, keys[found], _only(checked, found)))
-            self._arrivals.changed(keys.size)
-        if self._followers:
-            self._settle(number)
+            if self._effects.followers:
+                self._effects.emit(Updated, keys[found], _selected(checked, found))
+            else:
+                self._effects.number += 1
+            self._gate.arrivals.changed(keys.size)
+            number = self._done()
+        if self._effects.followers:
+            self._effects.settle(number)
         return found
 
     def amend(
@@ -718,47 +758,68 @@ class Table:
         where nothing is to be filled. A cell that is present already is refused.
         `rows_per_item` is needed only where keys may have gone and items have several rows.
         """
-        keys = _keys(keys)
+        keys = keys_of(keys)
         if np.unique(keys).size != keys.size:
-            raise InvalidValue("amend: a key is named twice")
+            raise InvalidValue("keys: a key is named twice; name each once")
         with self._transaction():
             self._enter()
             if self._schema is None:
                 raise SchemaError(f"table {self.name!r} is empty: there is nothing to amend")
+            filling = self._schema.only(columns).check(columns)
             found = np.isin(keys, self._storage.find(keys, None, visible=False))
             if found.any():
-                self._fill_cells(keys, found, columns, rows_per_item)
-            self._number += 1
-            number = self._number
-            if self._followers:
-                self._tell(Amended(number, keys[found], columns))
-            self._arrivals.changed(keys.size)
-        self._settle(number)
+                self._fill(keys, found, filling, rows_per_item)
+                self._effects.emit(Amended, keys[found], columns)
+                self._gate.arrivals.changed(keys.size)
+            number = self._done()
+        self._effects.settle(number)
         return found
 
-    def _fill_cells(
-        self, keys: Keys, found: NDArray[np.bool_], columns: Mapping[str, Any], rows_per_item: Any
+    def _fill(
+        self, keys: Keys, found: NDArray[np.bool_], filling: Rows, rows_per_item: Any
     ) -> None:
+        """Store the found items again, with cells filled in."""
         assert self._schema is not None
-        stored = self._storage.get(keys[found], None).read()
-        counts = np.diff(stored.info.row_offsets)
-        filling = self._schema.only(columns).check(columns)
+        here = keys[found]
+        stored = self._storage.get(here, None).read()
+        starts = stored.info.row_offsets
+        per_item = np.diff(starts).astype(np.int32)
         if filling.count == stored.rows:
             given = np.ones(stored.rows, np.bool_)
         else:
-            per_item, count = _items_of(filling.count, 1 if rows_per_item is None else rows_per_item)
-            per_key = np.broadcast_to(per_item, count)
-            if count != keys.size or not np.array_equal(per_key[found], counts):
+            rows, count = items_of(filling.count, 1 if rows_per_item is None else rows_per_item)
+            per_key = np.broadcast_to(rows, count)
+            if count != keys.size or not np.array_equal(per_key[found], per_item):
                 raise SchemaError(
                     f"amend: the columns have {filling.count} rows and the items {stored.rows}; "
                     "give every row of every item, and rows_per_item where keys may have gone"
                 )
             given = np.repeat(found, per_key)
-        rows = self._schema.filled(stored, filling, given)
-        per_item = counts.astype(np.int32)
-        self._storage.amend(keys[found], rows, per_item)
+        filled, sizes = self._schema.filled(stored, filling, given)
+        payload = np.add.reduceat(sizes, starts[:-1])
+        self._make_place_to_amend(here, int(payload.sum()))
+        self._storage.amend(here, filled, per_item, payload)
 
-    def add_column(self, name: str, dtype: Any, shape: Sequence[int] = (), **options: Any) -> None:
+    def _make_place_to_amend(self, keys: Keys, payload: int) -> None:
+        """Evict others where filled cells would exceed the capacity."""
+        storage = self._storage
+        if self.capacity_bytes is None or storage.nbytes + payload <= self.capacity_bytes:
+            return
+        kept = storage.hide(keys)
+        excess = storage.nbytes + payload - self.capacity_bytes
+        fits = excess <= storage.nbytes - storage.hidden_nbytes
+        if fits:
+            self._evict(0, excess)
+        storage.show(kept, returned=False)
+        if not fits:
+            raise NeverPossible(
+                f"amend: {payload} more bytes do not fit table {self.name!r} of "
+                f"{self.capacity_bytes} bytes beside the amended and the leased items"
+            )
+
+    def add_column(
+        self, name: str, dtype: Any, shape: Sequence[int] = (), *, ragged: bool = False
+    ) -> None:
         """Add an optional column while the table runs; stored items have no cell in it yet.
 
         >>> import recollect as rc
@@ -770,7 +831,7 @@ class Table:
         >>> table.get(keys).present["ref"]
         array([ True, False])
         """
-        column = Column(dtype, tuple(shape), optional=True, **options)
+        column = Column(dtype, shape, ragged=ragged, optional=True)  # type: ignore[arg-type]
         with self._transaction():
             self._enter()
             if self._schema is None:
@@ -778,16 +839,9 @@ class Table:
                     f"table {self.name!r} has no columns yet; name this one in signature= or in "
                     "the first insert"
                 )
-            if not isinstance(name, str) or not name:
-                raise SchemaError(f"a column's name is text, got {name!r}")
-            clashes = [n for n in self._schema.columns if _clash(n, name)]
-            if clashes:
-                raise SchemaError(f"column {name!r}: there is a column {clashes[0]!r} already")
             self._set_schema(self._schema.with_column(name, column), self._shared_schema)
 
-    def delete(
-        self, keys: Any = None, where: Query | Mapping[str, Any] | None = None
-    ) -> int:
+    def delete(self, keys: Any = None, where: WhereLike = None) -> int:
         """Remove items by key, by query, or by both; returns how many went.
 
         Leased items stay: they belong to whoever holds the lease.
@@ -795,34 +849,31 @@ class Table:
         if keys is None and where is None:
             raise InvalidValue("delete: give keys or a query; clear() removes everything")
         bound = None if where is None else self._where(where)
-        named = None if keys is None else _keys(keys)
+        given = None if keys is None else keys_of(keys)
         with self._transaction():
             self._enter()
-            if self._schema is None:
-                return 0
-            found = self._storage.find(named, bound, visible=True)
+            found = np.zeros(0, np.uint64)
+            if self._schema is not None:
+                found = self._storage.find(given, bound, visible=True)
             if found.size:
-                self._left(self._storage.delete(found, bool(self._followers)), "deleted")
-            number = self._number
-        self._settle(number)
+                gone = self._storage.delete(found, bool(self._effects.followers))
+                self._left(gone.count, "deleted", gone)
+            number = self._done()
+        self._effects.settle(number)
         return int(found.size)
 
     def clear(self) -> None:
         """Remove everything, and end every lease."""
         with self._transaction():
             self._enter()
-            if self._schema is not None and len(self._storage):
+            self._leases.end_all()
+            if len(self._storage):
                 everything = self._storage.find(None, None, visible=False)
-                visible = self._storage.find(None, None, visible=True)
-                leased = np.setdiff1d(everything, visible)
-                self._leases = Leases(first_id=self._leases.next_id)
-                for gone in (
-                    self._storage.delete(visible, bool(self._followers)),
-                    self._storage.remove(leased, bool(self._followers)),
-                ):
-                    self._left(gone, "cleared")
-            number = self._number
-        self._settle(number)
+                self._storage.hide(everything)
+                gone = self._storage.remove(everything, bool(self._effects.followers))
+                self._left(gone.count, "cleared", gone)
+            number = self._done()
+        self._effects.settle(number)
 
     # -- looking --------------------------------------------------------------------------------
     def get(self, keys: Any, columns: Sequence[str] | None = None) -> Batch:
@@ -830,17 +881,16 @@ class Table:
 
         `columns` names those to read, all of them where None.
         """
-        keys = _keys(keys)
+        keys = keys_of(keys)
+        wanted = None if columns is None else names("columns", columns)
         with self._transaction():
             self._enter()
             if self._schema is None:
                 raise SchemaError(f"table {self.name!r} is empty: it has no columns yet")
-            if columns is not None:
-                columns = self._schema.expand(columns)
-            chosen = self._storage.get(keys, columns)
+            chosen = self._storage.get(keys, wanted and self._schema.expand(wanted))
         return chosen.read()
 
-    def count(self, where: Query | Mapping[str, Any] | None = None) -> int:
+    def count(self, where: WhereLike = None) -> int:
         """How many items are stored, leased ones included; or how many meet a query."""
         bound = None if where is None else self._where(where)
         with self._transaction():
@@ -856,20 +906,18 @@ class Table:
         >>> table.counts("task")
         {'math': 2, 'code': 1}
         """
-        if not fields:
-            raise InvalidValue(f"counts: name one or more of {', '.join(self._fields)}")
+        known = ", ".join(self._fields)
+        if not fields or not all(isinstance(name, str) for name in fields):
+            raise InvalidValue(f'counts: name fields, as counts("task", "status"), of {known}')
         for name in fields:
             if name not in self._fields:
-                raise QueryError(
-                    f"unknown field {name!r}; this table has {', '.join(self._fields)}"
-                )
+                raise QueryError(f"unknown field {name!r}; this table has {known}")
         with self._transaction():
             self._enter()
             return self._storage.counts(fields)
 
     def __len__(self) -> int:
         with self._transaction():
-            self._bring_back_overdue()
             return len(self._storage)
 
     @property
@@ -889,16 +937,16 @@ class Table:
                 "capacity": self.capacity,
                 "nbytes": storage.nbytes,
                 "capacity_bytes": self.capacity_bytes,
-                "inserts": self._inserts,
-                "samples": self._samples,
-                "removals": self._removals,
+                "inserts": self._counts.inserts,
+                "samples": self._counts.samples,
+                "removals": self._counts.removals,
                 "removed": dict(self._removed),
                 "sample_calls": self._sample_calls,
                 "leases": len(self._leases),
                 "leased": storage.hidden,
-                "waiting_to_insert": len(self._departures.waiters),
-                "waiting_to_sample": len(self._arrivals.waiters),
-                "effects": self._number,
+                "waiting_to_insert": len(self._gate.departures.waiters),
+                "waiting_to_sample": len(self._gate.arrivals.waiters),
+                "effects": self._effects.number,
             }
 
     @property
@@ -928,22 +976,16 @@ class Table:
         limiter = self._check_limiter(limiter)
         with self._transaction():
             self._limiter = limiter
-            self._arrivals.wake_all()
-            self._departures.wake_all()
+            self._gate.wake_all()
 
     @property
     def sampler(self) -> Selector:
-        """Which item `sample` and `take` choose; assigning one with another alpha rebuilds weights."""
+        """Which item `sample` and `take` choose; another alpha computes all weights anew."""
         return self._sampler
 
     @sampler.setter
     def sampler(self, sampler: Selector) -> None:
-        sampler = self._check_selector("sampler", sampler)
-        with self._transaction():
-            self._check_stored_ages(sampler)
-            self._sampler = sampler
-            self._storage.keep_indexes([self._sampler, self._remover])
-            self._arrivals.wake_all()
+        self._set_selectors(self._check_selector("sampler", sampler), self._remover)
 
     @property
     def remover(self) -> Selector:
@@ -952,39 +994,47 @@ class Table:
 
     @remover.setter
     def remover(self, remover: Selector) -> None:
-        remover = self._check_selector("remover", remover)
+        self._set_selectors(self._sampler, self._check_selector("remover", remover))
+
+    def _set_selectors(self, sampler: Selector, remover: Selector) -> None:
         with self._transaction():
-            self._check_stored_ages(remover)
-            self._remover = remover
-            self._storage.keep_indexes([self._sampler, self._remover])
+            ages, alpha = selectors_age(sampler, remover), largest_alpha(sampler, remover)
+            if ages and self._schema is not None and self._storage.count(self._without_version()):
+                raise InvalidValue(
+                    "half_life: it ages items by their version, and some stored items have none"
+                )
+            check_weight(self._storage.highest_priority(), alpha)
+            self._sampler, self._remover = sampler, remover
+            self._ages, self._alpha = ages, alpha
+            self._storage.keep_indexes([sampler, remover])
+            self._gate.wake_all()
+
+    def _without_version(self) -> Where:
+        return self._where({"version": {"absent": True}})
 
     # -- effects --------------------------------------------------------------------------------
     def follow(self, follower: Follower) -> Callable[[], None]:
         """Tell somebody of every effect from now on; returns a call that ends it."""
         with self._transaction():
-            self._followers = (*self._followers, follower)
+            self._effects.add(follower)
 
         def unfollow() -> None:
             with self._transaction():
-                self._followers = tuple(f for f in self._followers if f is not follower)
+                self._effects.remove(follower)
 
         return unfollow
 
-    def _tell(self, effect: Any) -> None:
-        for follower in self._followers:
-            follower.follow(effect)
+    def _done(self) -> int:
+        """At the end of a call that changed something: tell the followers; its last number."""
+        self._effects.deliver()
+        return self._effects.number
 
-    def _settle(self, number: int) -> None:
-        for follower in self._followers:
-            follower.settle(number)
-
-    # -- waiting --------------------------------------------------------------------------------
+    # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:
         """End the table: every waiter, and every later call, raises `TableClosed`."""
         with self._transaction():
             self._closed = True
-            self._arrivals.wake_all()
-            self._departures.wake_all()
+            self._gate.wake_all()
 
     def __enter__(self) -> Table:
         return self
@@ -995,103 +1045,10 @@ class Table:
     def _enter(self) -> None:
         """What every call does first under the lock."""
         if self._closed:
-            raise TableClosed(f"table {self.name!r} is closed")
-        if self._leases.next_deadline < math.inf:
-            self._bring_back_overdue()
-
-    def _bring_back_overdue(self) -> None:
-        if self._leases.next_deadline < math.inf:
+            raise TableClosed(f"table {self.name!r} was closed; make a new one to go on")
+        if self._leases.timed:
             for lease in self._leases.overdue(self._clock.monotonic()):
                 self._bring_back(lease, "lapsed")
-
-    def _time_turned(self) -> None:
-        with self._transaction():
-            self._arrivals.wake_all()
-            self._departures.wake_all()
-
-    def _wait(
-        self, attempt: Attempt[Result], room: Room, timeout: float | None, what: str
-    ) -> Result:
-        """Try; where that is not possible now, sleep until a change may help and try again."""
-        deadline = None if timeout is None else self._deadline(timeout)
-        with self._transaction():
-            self._enter()
-            result = attempt()
-            if not isinstance(result, Blocked):
-                return result
-            if timeout == 0:
-                raise self._timed_out(what, timeout, result)
-            waiter = ThreadWaiter()
-            self._add_waiter(room, waiter, result)
-        try:
-            while True:
-                waiter.sleep(self._sleep(deadline))
-                with self._transaction():
-                    retried = self._retry(attempt, room, waiter, deadline, timeout, what)
-                if not isinstance(retried, Blocked):
-                    return retried
-        finally:
-            with self._transaction():
-                room.waiters.remove(waiter)
-
-    async def _wait_async(
-        self, attempt: Attempt[Result], room: Room, timeout: float | None, what: str
-    ) -> Result:
-        """The same for a coroutine, which sleeps without a thread."""
-        deadline = None if timeout is None else self._deadline(timeout)
-        with self._transaction():
-            self._enter()
-            result = attempt()
-            if not isinstance(result, Blocked):
-                return result
-            if timeout == 0:
-                raise self._timed_out(what, timeout, result)
-            waiter = TaskWaiter()
-            self._add_waiter(room, waiter, result)
-        try:
-            while True:
-                await waiter.sleep(self._sleep(deadline))
-                with self._transaction():
-                    retried = self._retry(attempt, room, waiter, deadline, timeout, what)
-                if not isinstance(retried, Blocked):
-                    return retried
-        finally:
-            with self._transaction():
-                room.waiters.remove(waiter)
-
-    def _add_waiter(self, room: Room, waiter: Waiter, blocked: Blocked) -> None:
-        waiter.at = room.count + blocked.least
-        room.waiters.append(waiter)
-
-    def _retry(
-        self,
-        attempt: Attempt[Result],
-        room: Room,
-        waiter: Waiter,
-        deadline: float | None,
-        timeout: float | None,
-        what: str,
-    ) -> Result | Blocked:
-        self._enter()
-        result = attempt()
-        if isinstance(result, Blocked):
-            if deadline is not None and self._clock.monotonic() >= deadline:
-                raise self._timed_out(what, timeout, result)
-            waiter.at = room.count + result.least
-        return result
-
-    def _sleep(self, deadline: float | None) -> float | None:
-        """How long a waiter may sleep: until its own deadline, or until the next lease's."""
-        until = min(math.inf if deadline is None else deadline, self._leases.next_deadline)
-        return None if math.isinf(until) else self._clock.sleep_until(until)
-
-    def _deadline(self, timeout: float) -> float:
-        return self._clock.monotonic() + _seconds("timeout", timeout)
-
-    def _timed_out(self, what: str, timeout: float | None, blocked: Blocked) -> WaitTimeout:
-        return WaitTimeout(
-            f"{what} on table {self.name!r} timed out after {timeout:g} s: {blocked.needs}"
-        )
 
     # -- checks of what calls are given -----------------------------------------------------------
     def _settable(self) -> list[str]:
@@ -1099,32 +1056,25 @@ class Table:
 
     def _check_field(self, name: str, value: Any, count: int) -> FieldValue:
         if name not in self._tags and name not in SETTABLE:
+            if name in BUILT_IN:
+                raise InvalidValue(
+                    f"{name}: the table makes this field; set one of {', '.join(self._settable())}"
+                )
             raise InvalidValue(
-                f"unknown field {name!r}; this table can set {', '.join(self._settable())}"
-                + ("" if name in BUILT_IN else f"; declare a tag with tags={{{name!r}: ...}}")
+                f"unknown field {name!r}; set one of {', '.join(self._settable())}, or declare it "
+                f"with tags={{{name!r}: float}}"
             )
         return check_value(name, self._fields[name], value, count)
 
-    def _check_priority(self, value: Any, count: int) -> NDArray[np.float64]:
-        return check_priority(value, count, _largest_alpha(self._sampler, self._remover))
-
-    def _check_ages(self, fields: Mapping[str, Any]) -> None:
+    def _check_ages(self, fields: Mapping[str, Any], count: int) -> None:
         """Weights that age need a version of every item."""
-        for selector in _parts(self._sampler, self._remover):
-            if isinstance(selector, Prioritized) and selector.half_life is not None:
-                version = fields.get("version")
-                if version is None or (isinstance(version, np.ndarray) and (version < 0).any()):
-                    raise InvalidValue(
-                        f"version: {selector} ages items by their version, and an item has none; "
-                        "give version=..."
-                    )
-
-    def _check_stored_ages(self, selector: Selector) -> None:
-        for part in _parts(selector):
-            if isinstance(part, Prioritized) and part.half_life is not None:
-                query = bind(as_query({"version": {"absent": True}}), self._fields)
-                if self._storage.count(Where(query, {}, query)):
-                    raise InvalidValue(f"{part} ages items by version, and stored items have none")
+        version = fields.get("version")
+        missing = isinstance(version, np.ndarray) and (version < 0).any()
+        if count and (version is None or missing):
+            raise InvalidValue(
+                "version: half_life ages items by their version, and an item has none; "
+                "give version=..."
+            )
 
     def _where(self, given: Any) -> Where:
         """Check a query against the fields, and find out what partitions can answer of it."""
@@ -1135,111 +1085,40 @@ class Table:
             bound = bind(query, self._fields)
             partitions, rest = split(bound, self.partition_by)
             known = Where(bound, partitions, rest)
-            if len(self._wheres) >= 256:
+            if len(self._wheres) >= REMEMBERED_QUERIES:
                 self._wheres.clear()
             self._wheres[query] = known
         return known
 
 
-def _whole(name: str, value: Any, least: int) -> int:
-    if isinstance(value, np.integer):
-        value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
-    return value
+def _declared(signature: Any) -> tuple[Schema, Schema | None]:
+    """The schemas of rows and of shared cells that a signature declares."""
+    columns = Schema.from_signature(signature).columns
+    rows = {name: column for name, column in columns.items() if not column.shared}
+    shared = {name: column for name, column in columns.items() if column.shared}
+    return Schema(rows), Schema(shared, "shared column") if shared else None
 
 
-def _seconds(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise InvalidValue(f"{name}: expected seconds of 0 or more, or None, got {value!r}")
-    return float(value)
+def _checked_storage(storage: Any) -> Storage:
+    if storage is None:
+        from recollect.storage.memory import MemoryStorage
+
+        return MemoryStorage()
+    if not all(callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")):
+        raise InvalidValue(f"storage: expected one such as rc.MemoryStorage(), got {storage!r}")
+    made: Storage = storage
+    return made
 
 
-def _keys(keys: Any) -> Keys:
-    if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
-        return np.ascontiguousarray(keys)
-    array = np.asarray(keys)
-    if array.size == 0:
-        return np.zeros(0, np.uint64)
-    if array.dtype.kind not in "iu" or array.ndim > 1 or int(array.min()) < 0:
-        raise InvalidValue(f"keys: expected an array of keys (uint64), got {keys!r}")
-    return np.atleast_1d(array).astype(np.uint64)
+def _checked_clock(clock: Any) -> Clock:
+    verbs = ("time", "monotonic", "sleep_until", "on_turn")
+    if not all(callable(getattr(clock, verb, None)) for verb in verbs):
+        raise InvalidValue(f"clock: expected one such as rc.ManualClock(), got {clock!r}")
+    checked: Clock = clock
+    return checked
 
 
-def _items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
-    """How many rows each item has (one number where all have the same), and how many items."""
-    if type(rows_per_item) is int:
-        if rows_per_item == 1:
-            return ONE_ROW, rows
-        if rows_per_item < 1 or rows % rows_per_item:
-            raise InvalidValue(
-                f"rows_per_item: {rows} rows do not make items of {rows_per_item} rows"
-            )
-        return np.array([rows_per_item], np.int32), rows // rows_per_item
-    counts = np.asarray(rows_per_item)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1:
-        raise InvalidValue(
-            f"rows_per_item: expected a whole number, or one per item, got {rows_per_item!r}"
-        )
-    if counts.ndim == 0:
-        return _items_of(rows, int(counts))
-    if (counts < 1).any() or int(counts.sum()) != rows:
-        raise InvalidValue(
-            f"rows_per_item: expected numbers above 0 that add up to {rows} rows, got a sum of "
-            f"{int(counts.sum())}"
-        )
-    if counts.size == 1:
-        return counts.astype(np.int32), 1
-    return np.ascontiguousarray(counts, dtype=np.int32), counts.size
-
-
-def _check_request(request: Any) -> None:
-    if (
-        not isinstance(request, tuple)
-        or len(request) != 2
-        or not isinstance(request[0], str | int)
-        or not isinstance(request[1], int)
-        or isinstance(request[1], bool)
-    ):
-        raise InvalidValue(f"request: expected (producer, number), got {request!r}")
-
-
-def _different_items(selector: Selector, n: int, replace: bool, wearing: bool) -> int:
-    """How many different items a sample of n needs to find."""
-    if isinstance(selector, Ordered) or not replace:
-        return n
-    if isinstance(selector, Mixed):
-        ordered = [share for part, share in selector.selectors if isinstance(part, Ordered)]
-        if ordered and wearing:
-            return n
-        return min(n, max([1, *(math.ceil(share * n) + 1 for share in ordered)]))
-    return 1
-
-
-def _parts(*selectors: Selector) -> list[Selector]:
-    return [
-        part
-        for selector in selectors
-        for part in (
-            [p for p, _ in selector.selectors] if isinstance(selector, Mixed) else [selector]
-        )
-    ]
-
-
-def _largest_alpha(*selectors: Selector) -> float:
-    return max([1.0, *(p.alpha for p in _parts(*selectors) if isinstance(p, Prioritized))])
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _clash(one: str, other: str) -> bool:
-    """Whether two dotted names cannot stand side by side."""
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def _only(fields: Mapping[str, Any], found: NDArray[np.bool_]) -> dict[str, Any]:
+def _selected(fields: Mapping[str, Any], found: NDArray[np.bool_]) -> dict[str, Any]:
     return {
         name: value[found] if isinstance(value, np.ndarray) and value.size == found.size else value
         for name, value in fields.items()

@@ -8,8 +8,19 @@ table's lock and tries again by itself, so a waiter that gives up leaves nothing
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from recollect.clock import Clock
+from recollect.errors import WaitTimeout
+
+Result = TypeVar("Result")
+
+LONGEST_SLEEP = 3600.0  # a waiter that slept so long looks again; longer ones overflow a timer
 
 
 @dataclass(frozen=True)
@@ -90,3 +101,122 @@ class Room:
     def wake_all(self) -> None:
         for waiter in self.waiters:
             waiter.wake()
+
+
+class Gate:
+    """Runs attempts under a table's lock until they succeed or time is over.
+
+    `enter` is what every call does first under the lock; `next_deadline` is when something will
+    change without a call, so that nobody sleeps beyond it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        transaction: Callable[[], AbstractContextManager[Any]],
+        enter: Callable[[], None],
+        next_deadline: Callable[[], float],
+    ) -> None:
+        self._name = name
+        self._clock = clock
+        self._transaction = transaction
+        self._enter = enter
+        self._next_deadline = next_deadline
+        self.arrivals, self.departures = Room(), Room()
+        clock.on_turn(self._time_turned)
+
+    def wake_all(self) -> None:
+        """Something changed that may concern everybody."""
+        self.arrivals.wake_all()
+        self.departures.wake_all()
+
+    def _time_turned(self) -> None:
+        with self._transaction():
+            self.wake_all()
+
+    def wait(
+        self,
+        attempt: Callable[[], Result | Blocked],
+        blocked: Blocked,
+        room: Room,
+        timeout: float | None,
+        what: str,
+    ) -> Result:
+        """After a first attempt in vain: sleep until a change may help and try again."""
+        deadline = self._deadline(timeout)
+        self._check_time(blocked, deadline, timeout, what)
+        waiter = ThreadWaiter()
+        with self._transaction():
+            room.waiters.append(waiter)
+        try:
+            while True:  # first without sleep: much may have changed while the lock was free
+                with self._transaction():
+                    result = self._retry(attempt, room, waiter, deadline, timeout, what)
+                if not isinstance(result, Blocked):
+                    return result
+                waiter.sleep(self._sleep(deadline))
+        finally:
+            with self._transaction():
+                room.waiters.remove(waiter)
+
+    async def run_async(
+        self,
+        attempt: Callable[[], Result | Blocked],
+        room: Room,
+        timeout: float | None,
+        what: str,
+    ) -> Result:
+        """Try, and where that is not possible now sleep and try again, without a thread."""
+        deadline = self._deadline(timeout)
+        waiter = TaskWaiter()
+        with self._transaction():
+            result = self._retry(attempt, room, waiter, deadline, timeout, what)
+            if not isinstance(result, Blocked):
+                return result
+            room.waiters.append(waiter)
+        try:
+            while True:
+                await waiter.sleep(self._sleep(deadline))
+                with self._transaction():
+                    result = self._retry(attempt, room, waiter, deadline, timeout, what)
+                if not isinstance(result, Blocked):
+                    return result
+        finally:
+            with self._transaction():
+                room.waiters.remove(waiter)
+
+    def _retry(
+        self,
+        attempt: Callable[[], Result | Blocked],
+        room: Room,
+        waiter: Waiter,
+        deadline: float,
+        timeout: float | None,
+        what: str,
+    ) -> Result | Blocked:
+        self._enter()
+        result = attempt()
+        if isinstance(result, Blocked):
+            self._check_time(result, deadline, timeout, what)
+            waiter.at = room.count + result.least
+        return result
+
+    def _deadline(self, timeout: float | None) -> float:
+        return math.inf if timeout is None else self._clock.monotonic() + timeout
+
+    def _check_time(
+        self, blocked: Blocked, deadline: float, timeout: float | None, what: str
+    ) -> None:
+        if deadline < math.inf and self._clock.monotonic() >= deadline:
+            raise WaitTimeout(
+                f"{what} on table {self._name!r} timed out after {timeout:g} s: {blocked.needs}"
+            )
+
+    def _sleep(self, deadline: float) -> float | None:
+        """How long a waiter may sleep: until its own deadline, or until something will change."""
+        until = min(deadline, self._next_deadline())
+        if math.isinf(until):
+            return None
+        sleep = self._clock.sleep_until(until)
+        return None if sleep is None else min(sleep, LONGEST_SLEEP)

@@ -18,6 +18,7 @@ from recollect.kernels.indexes import (
     set_weight,
     slot_at,
     swap_members,
+    unlink_first,
     comes_before,
     unit_of,
 )
@@ -26,6 +27,7 @@ from recollect.kernels.layout import (
     A_TREE,
     A_ZEROS,
     COUNT,
+    HEAPED,
     KIND,
     ORDER,
     UNIFORM,
@@ -197,9 +199,12 @@ def choose_distinct(items, table, rows, n, random, chosen, probability, work, fl
     """n different items. Those of an order are popped from it; others stay in their index."""
     kind = table[rows[0], KIND]
     if kind == ORDER:
-        for i in range(n):
-            chosen[i] = pop_first(items, table, rows)
-            probability[i] = 1.0
+        if rows.size == 1 and table[rows[0], HEAPED] == 0:
+            unlink_first(items, table[rows[0]], n, chosen)
+        else:
+            for i in range(n):
+                chosen[i] = pop_first(items, table, rows)
+        probability[:n] = 1.0
     elif kind == UNIFORM:
         _distinct_uniform(items, table, rows, n, random, chosen, probability, work)
     else:

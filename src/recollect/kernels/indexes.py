@@ -18,18 +18,16 @@ from recollect.kernels.compile import inner
 from recollect.kernels.layout import (
     A_HEAP,
     A_HEAP_PLACE,
-    A_KEY,
     A_MEMBERS,
     A_NBYTES,
     A_NEXT,
     A_PARAMETERS,
     A_PLACE,
     A_PREVIOUS,
-    A_PRIORITY,
+    A_RECORD,
     A_ROWS,
     A_SEQ,
     A_SORT,
-    A_TIMES,
     A_TREE,
     A_VALUE,
     A_VERSION,
@@ -41,20 +39,25 @@ from recollect.kernels.layout import (
     BY_INT32,
     BY_INT64,
     BY_ROWS,
-    BY_UINT64,
+    BY_KEY,
+    BY_PRIORITY,
+    BY_TIMES,
     COUNT,
     COUNTER_MASK,
     DESCENDING,
     HEAD,
     HEAPED,
+    KEY,
     KIND,
     LEVELED,
     ORDER,
     POSITIVE,
+    PRIORITY,
     RATE,
     REFERENCE,
     ROW_BYTES,
     TAIL,
+    TIMES,
     UNIFORM,
     VALUE_TYPE,
     VISITS,
@@ -83,7 +86,7 @@ ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
 def seq_of(items, slot):
     if items[A_SEQ] != 0:
         return int64_at(items[A_SEQ])[slot]
-    return np.int64(uint64_at(items[A_KEY])[slot] & np.uint64(COUNTER_MASK))
+    return int64_at(items[A_RECORD])[4 * slot + KEY] & COUNTER_MASK
 
 
 @inner("int64(int64[::1], int64[::1], int64)")
@@ -108,10 +111,14 @@ def order_value(items, x, slot):
         value = np.int64(int8_at(x[A_VALUE])[slot])
         if value == x[ABSENT]:
             return LAST
-    elif kind == BY_UINT64:
-        value = np.int64(uint64_at(x[A_VALUE])[slot] ^ SIGN)
+    elif kind == BY_KEY:
+        value = np.int64(uint64_at(items[A_RECORD])[4 * slot + KEY] ^ SIGN)
+    elif kind == BY_PRIORITY:  # never negative, so its bits sort as it does
+        value = bits_of(float64_at(items[A_RECORD])[4 * slot + PRIORITY] + 0.0)
+    elif kind == BY_TIMES:
+        value = np.int64(int32_at(items[A_RECORD])[8 * slot + TIMES])
     elif kind == BY_ROWS:
-        value = np.int64(int32_at(items[A_ROWS])[slot]) if items[A_ROWS] != 0 else np.int64(1)
+        value = rows_of(items, slot)
     else:
         value = nbytes_of(items, slot)
     return ~value if x[DESCENDING] else value
@@ -133,9 +140,9 @@ def nbytes_of(items, slot):
 def comes_before(items, x, a, b):
     items[VISITS] += 1
     if x[LEVELED]:
-        times = int32_at(items[A_TIMES])
-        if times[a] != times[b]:
-            return times[a] < times[b]
+        times = int32_at(items[A_RECORD])
+        if times[8 * a + TIMES] != times[8 * b + TIMES]:
+            return times[8 * a + TIMES] < times[8 * b + TIMES]
     if x[A_SORT] != 0:
         sort = int64_at(x[A_SORT])
         if sort[a] != sort[b]:
@@ -211,6 +218,31 @@ def _order_add(items, x, slot):
         _heap_rise(items, x, x[HEAPED] - 1)
 
 
+@inner("void(int64[::1], int64[::1], int64[::1], int64)")
+def _order_add_many(items, x, slots, n):
+    """Link the items that continue the list one to the next; add the others one by one."""
+    following = int32_at(x[A_NEXT])
+    previous = int32_at(x[A_PREVIOUS])
+    done = 0
+    if x[TAIL] < 0 or x[A_SORT] != 0:
+        _order_add(items, x, slots[0])
+        done = 1
+    tail = x[TAIL]
+    if x[A_SORT] == 0:
+        first = done
+        while done < n and comes_before(items, x, tail, slots[done]):
+            slot = slots[done]
+            following[tail] = slot
+            previous[slot] = tail
+            tail = slot
+            done += 1
+        following[tail] = -1
+        x[TAIL] = tail
+        x[COUNT] += done - first
+    for i in range(done, n):
+        _order_add(items, x, slots[i])
+
+
 @inner("void(int64[::1], int64[::1], int64)")
 def _order_remove(items, x, slot):
     x[COUNT] -= 1
@@ -249,6 +281,23 @@ def order_first(items, x):
     return head
 
 
+@inner("void(int64[::1], int64[::1], int64, int64[::1])")
+def unlink_first(items, x, n, chosen):
+    """Remove the first n items of an order whose heap is empty."""
+    following = int32_at(x[A_NEXT])
+    slot = x[HEAD]
+    for i in range(n):
+        chosen[i] = slot
+        slot = np.int64(following[slot])
+    x[HEAD] = slot
+    if slot >= 0:
+        int32_at(x[A_PREVIOUS])[slot] = -1
+    else:
+        x[TAIL] = -1
+    x[COUNT] -= n
+    items[VISITS] += n
+
+
 # -- dense sets ---------------------------------------------------------------------------------
 @inner("int64(int64[::1], int64)")
 def _set_add(x, slot):
@@ -285,7 +334,7 @@ def swap_members(x, a, b):
 @inner("float64(int64[::1], int64[::1], int64)")
 def weight_of(items, x, slot):
     """priority ** alpha, halved for every half-life between the reference and the version."""
-    priority = float64_at(items[A_PRIORITY])[slot]
+    priority = float64_at(items[A_RECORD])[4 * slot + PRIORITY]
     if priority <= 0.0:
         return 0.0
     parameters = float64_at(x[A_PARAMETERS])
@@ -348,7 +397,7 @@ def _weight_change(items, x, slots, n, change, work):
                 x[COUNT] -= 1
                 _write_leaf(x, place, 0.0, 0.0)
         else:
-            priority = float64_at(items[A_PRIORITY])[slot]
+            priority = float64_at(items[A_RECORD])[4 * slot + PRIORITY]
             version = int64_at(items[A_VERSION])[slot] if items[A_VERSION] != 0 else np.int64(0)
             if priority != last_priority or version != last_version:
                 weight = weight_of(items, x, slot)
@@ -383,10 +432,10 @@ def change_index(items, x, slots, n, change, work):
     if x[KIND] == WEIGHT:
         _weight_change(items, x, slots, n, change, work)
     elif x[KIND] == ORDER:
-        for i in range(n):
-            if change == ADD:
-                _order_add(items, x, slots[i])
-            elif change == REMOVE:
+        if change == ADD:
+            _order_add_many(items, x, slots, n)
+        elif change == REMOVE:
+            for i in range(n):
                 _order_remove(items, x, slots[i])
     elif x[KIND] == UNIFORM:
         for i in range(n):

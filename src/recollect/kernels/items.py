@@ -30,15 +30,13 @@ from recollect.kernels.indexes import (
 from recollect.kernels.layout import (
     A_HASH,
     A_INSERTED,
-    A_KEY,
-    A_LOCATION,
     A_NBYTES,
     A_PARTITION,
     A_PARTITION_LIVE,
     A_PARTITION_SAMPLED,
     A_PARTITION_VISIBLE,
     A_PMAX,
-    A_PRIORITY,
+    A_RECORD,
     A_ROWS,
     A_SEGMENT_ROWS,
     A_SEGMENT_SEALED,
@@ -46,8 +44,6 @@ from recollect.kernels.layout import (
     A_SHARED_ROWS,
     A_SHARED_SEALED,
     A_SMALLEST,
-    A_STATE,
-    A_TIMES,
     A_TREE,
     A_ZEROS,
     COUNT,
@@ -64,19 +60,25 @@ from recollect.kernels.layout import (
     GLOBALS,
     HASH_SIZE,
     HIDDEN,
+    HIDDEN_BYTES,
+    KEY,
     KIND,
     LEASED,
     LEVELS,
     LIVE,
+    LOCATION,
     MAX_TIMES,
     OFFSETS,
     ORDER,
     ORIGIN,
     PAYLOAD,
     PMAX_TOP,
+    PRIORITY,
     ROWS,
     SAMPLED,
     SLOTS,
+    STATE,
+    TIMES,
     VISIBLE,
     WEIGHT,
 )
@@ -84,8 +86,8 @@ from recollect.kernels.raw import float64_at, int8_at, int32_at, int64_at, uint6
 from recollect.kernels.tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
-KEY, TIMES, LOCATION, SLOT, LEFT = 0, 1, 2, 3, 4
-PROBABILITY, PRIORITY, IMPORTANCE = 0, 1, 2
+IN_KEY, IN_TIMES, IN_LOCATION, IN_SLOT, IN_LEFT = 0, 1, 2, 3, 4
+IN_PROBABILITY, IN_PRIORITY, IN_IMPORTANCE = 0, 1, 2
 
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of choose
 SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
@@ -97,11 +99,11 @@ LOW = np.int64(0xFFFFFFFF)
 @inner("void(int64[::1], int64)")
 def _link_free(items, slot):
     """Append a slot to the free list; the links of a free slot stand where its key would."""
-    links = int64_at(items[A_KEY])
+    links = int64_at(items[A_RECORD])
     tail = items[FREE_TAIL]
-    links[slot] = (tail << 32) | LOW
+    links[4 * slot] = (tail << 32) | LOW
     if tail >= 0:
-        links[tail] = (links[tail] & ~LOW) | slot
+        links[4 * tail] = (links[4 * tail] & ~LOW) | slot
     else:
         items[FREE_HEAD] = slot
     items[FREE_TAIL] = slot
@@ -116,14 +118,14 @@ def _low(word):
 
 @inner("void(int64[::1], int64)")
 def _unlink_free(items, slot):
-    links = int64_at(items[A_KEY])
-    before, after = links[slot] >> 32, _low(links[slot])
+    links = int64_at(items[A_RECORD])
+    before, after = links[4 * slot] >> 32, _low(links[4 * slot])
     if before >= 0:
-        links[before] = (links[before] & ~LOW) | (after & LOW)
+        links[4 * before] = (links[4 * before] & ~LOW) | (after & LOW)
     else:
         items[FREE_HEAD] = after
     if after >= 0:
-        links[after] = (before << 32) | (links[after] & LOW)
+        links[4 * after] = (before << 32) | (links[4 * after] & LOW)
     else:
         items[FREE_TAIL] = before
 
@@ -138,7 +140,7 @@ def _hash_of(items, key):
 @inner("void(int64[::1], int64)")
 def _hash_add(items, slot):
     entries = int32_at(items[A_HASH])
-    place = _hash_of(items, uint64_at(items[A_KEY])[slot])
+    place = _hash_of(items, uint64_at(items[A_RECORD])[4 * slot])
     while entries[place] != 0:
         place = (place + 1) & (items[HASH_SIZE] - 1)
     entries[place] = slot + 1
@@ -149,9 +151,9 @@ def _hash_add(items, slot):
 def _hash_remove(items, slot):
     """Remove an entry and move back those that its place had pushed on."""
     entries = int32_at(items[A_HASH])
-    keys = uint64_at(items[A_KEY])
+    keys = uint64_at(items[A_RECORD])
     mask = items[HASH_SIZE] - 1
-    hole = _hash_of(items, keys[slot])
+    hole = _hash_of(items, keys[4 * slot])
     while entries[hole] != slot + 1:
         hole = (hole + 1) & mask
     place = hole
@@ -159,7 +161,7 @@ def _hash_remove(items, slot):
         place = (place + 1) & mask
         if entries[place] == 0:
             break
-        home = _hash_of(items, keys[entries[place] - 1])
+        home = _hash_of(items, keys[4 * (np.int64(entries[place]) - 1)])
         if ((place - home) & mask) >= ((place - hole) & mask):
             entries[hole] = entries[place]
             hole = place
@@ -176,17 +178,17 @@ def _home(items, key):
 @inner("int64(int64[::1], uint64)")
 def _slot_of(items, key):
     """The slot of a stored key, -1 where its item has gone."""
-    keys = uint64_at(items[A_KEY])
-    states = int8_at(items[A_STATE])
+    keys = uint64_at(items[A_RECORD])
+    states = int8_at(items[A_RECORD])
     slot = _home(items, key)
-    if states[slot] != FREE and keys[slot] == key:
+    if states[32 * slot + STATE] != FREE and keys[4 * slot] == key:
         return slot
     if items[DISPLACED] > 0:
         entries = int32_at(items[A_HASH])
         place = _hash_of(items, key)
         while entries[place] != 0:
             slot = np.int64(entries[place] - 1)
-            if keys[slot] == key:
+            if keys[4 * slot] == key:
                 return slot
             place = (place + 1) & (items[HASH_SIZE] - 1)
     return np.int64(-1)
@@ -194,31 +196,21 @@ def _slot_of(items, key):
 
 @kernel("void(int64[::1], int64)")
 def add_slots(items, first):
-    """Make the slots from `first` on free, and find every item's place again."""
-    entries = int32_at(items[A_HASH])
-    for place in range(items[HASH_SIZE]):
-        entries[place] = 0
-    items[DISPLACED] = 0
-    states = int8_at(items[A_STATE])
-    keys = uint64_at(items[A_KEY])
+    """Make the slots from `first` on free."""
+    states = int8_at(items[A_RECORD])
     for slot in range(first, items[SLOTS]):
-        states[slot] = FREE
+        states[32 * slot + STATE] = FREE
         _link_free(items, slot)
-    for slot in range(first):
-        if states[slot] != FREE and _home(items, keys[slot]) != slot:
-            _hash_add(items, slot)
 
 
 @kernel("void(int64[::1])")
 def rebuild_hash(items):
-    entries = int32_at(items[A_HASH])
-    states = int8_at(items[A_STATE])
-    keys = uint64_at(items[A_KEY])
-    for place in range(items[HASH_SIZE]):
-        entries[place] = 0
+    """Enter every displaced item into a hash that is empty."""
+    states = int8_at(items[A_RECORD])
+    keys = uint64_at(items[A_RECORD])
     items[DISPLACED] = 0
     for slot in range(items[SLOTS]):
-        if states[slot] != FREE and _home(items, keys[slot]) != slot:
+        if states[32 * slot + STATE] != FREE and _home(items, keys[4 * slot]) != slot:
             _hash_add(items, slot)
 
 
@@ -236,11 +228,11 @@ def _follow_priority(items, slot, old, new):
     if items[A_PMAX] == 0:
         return
     maxima = float64_at(items[A_PMAX])
-    below = float64_at(items[A_PRIORITY])
+    priorities = float64_at(items[A_RECORD])
     width = (items[SLOTS] + 15) >> 4
     base = np.int64(0)
     node = np.int64(slot)
-    below_base = np.int64(0)
+    below_base = np.int64(-1)
     while True:
         node >>= 4
         current = maxima[base + node]
@@ -250,9 +242,11 @@ def _follow_priority(items, slot, old, new):
             return
         else:
             changed = -1.0
-            first = below_base + 16 * node
-            for child in range(first, first + 16):
-                changed = max(changed, below[child])
+            for child in range(16 * node, 16 * node + 16):
+                if below_base >= 0:
+                    changed = max(changed, maxima[below_base + child])
+                else:
+                    changed = max(changed, priorities[4 * child + PRIORITY])
         if changed == current:
             return
         old = current
@@ -260,7 +254,6 @@ def _follow_priority(items, slot, old, new):
         maxima[base + node] = changed
         if base + node == items[PMAX_TOP]:
             return
-        below = maxima
         below_base = base
         base += (width + 15) & ~np.int64(15)
         width = (width + 15) >> 4
@@ -270,23 +263,23 @@ def _follow_priority(items, slot, old, new):
 def rebuild_maxima(items):
     """Compute all maxima anew, after the arrays grew."""
     maxima = float64_at(items[A_PMAX])
-    below = float64_at(items[A_PRIORITY])
-    below_base = np.int64(0)
+    priorities = float64_at(items[A_RECORD])
+    below_base = np.int64(-1)
     below_width = items[SLOTS]
     base = np.int64(0)
     while True:
         width = (below_width + 15) >> 4
         for node in range((width + 15) & ~np.int64(15)):
             highest = -1.0
-            if node < width:
-                first = below_base + 16 * node
-                for child in range(first, min(first + 16, below_base + below_width)):
-                    highest = max(highest, below[child])
+            for child in range(16 * node, min(16 * node + 16, below_width)):
+                if below_base >= 0:
+                    highest = max(highest, maxima[below_base + child])
+                else:
+                    highest = max(highest, priorities[4 * child + PRIORITY])
             maxima[base + node] = highest
         if width == 1:
             items[PMAX_TOP] = base
             return
-        below = maxima
         below_base = base
         below_width = width
         base += (width + 15) & ~np.int64(15)
@@ -304,43 +297,54 @@ def allocate(
 
     An array with one entry stands for all; one location stands for consecutive rows.
     """
-    keys = uint64_at(items[A_KEY])
-    states = int8_at(items[A_STATE])
+    keys = uint64_at(items[A_RECORD])
+    states = int8_at(items[A_RECORD])
+    records = int64_at(items[A_RECORD])
+    times = int32_at(items[A_RECORD])
+    numbers = float64_at(items[A_RECORD])
+    inserted = float64_at(items[A_INSERTED])
+    origin = np.uint64(items[ORIGIN])
+    counter = items[COUNTER]
+    home = counter % items[SLOTS]
+    total_bytes = np.int64(0)
+    total_rows = np.int64(0)
     for i in range(n):
-        key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
-        slot = _home(items, key)
-        displaced = states[slot] != FREE
+        key = origin | np.uint64(counter)
+        counter += 1
+        slot = home
+        home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
+        displaced = states[32 * slot + STATE] != FREE
         if displaced:
             slot = items[FREE_HEAD]
         _unlink_free(items, slot)
-        keys[slot] = key
-        states[slot] = VISIBLE
+        keys[4 * slot] = key
+        states[32 * slot + STATE] = VISIBLE
         if displaced:
             _hash_add(items, slot)
-        items[COUNTER] += 1
         keys_out[i] = key
         slots_out[i] = slot
-        int32_at(items[A_TIMES])[slot] = 0
-        float64_at(items[A_INSERTED])[slot] = now
+        times[8 * slot + TIMES] = 0
+        inserted[slot] = now
+        priority = priorities[i] if priorities.size > 1 else priorities[0]
+        numbers[4 * slot + PRIORITY] = priority
+        _follow_priority(items, slot, -1.0, priority)
         own_rows = np.int64(rows[i] if rows.size > 1 else rows[0])
         size = nbytes[i] if nbytes.size > 1 else nbytes[0]
         location = locations[i] if locations.size > 1 else locations[0] + i * own_rows
-        int64_at(items[A_LOCATION])[slot] = location
+        records[4 * slot + LOCATION] = location
+        total_bytes += size
+        total_rows += own_rows
         if items[A_ROWS] != 0:
             int32_at(items[A_ROWS])[slot] = own_rows
         if items[A_NBYTES] != 0:
             int64_at(items[A_NBYTES])[slot] = size
-        if items[A_PRIORITY] != 0:
-            priority = priorities[i] if priorities.size > 1 else priorities[0]
-            float64_at(items[A_PRIORITY])[slot] = priority
-            _follow_priority(items, slot, -1.0, priority)
         if items[A_PARTITION] != 0:
             partition = partitions[i] if partitions.size > 1 else partitions[0]
             int32_at(items[A_PARTITION])[slot] = partition
             int64_at(items[A_PARTITION_LIVE])[partition] += 1
-        items[PAYLOAD] += size
-        items[ROWS] += own_rows
-        int64_at(items[A_SEGMENT_ROWS])[location >> 32] += own_rows
+    items[COUNTER] = counter
+    items[PAYLOAD] += total_bytes
+    items[ROWS] += total_rows
     items[LIVE] += n
 
 
@@ -355,31 +359,32 @@ def _leave_segment(items, live_rows, sealed, segment, rows):
 @kernel("void(int64[::1], int64[::1], int64)")
 def release(items, slots, n):
     """Free the slots of items that are in no index any more."""
-    states = int8_at(items[A_STATE])
-    keys = uint64_at(items[A_KEY])
+    states = int8_at(items[A_RECORD])
+    keys = uint64_at(items[A_RECORD])
     for i in range(n):
         slot = slots[i]
-        if _home(items, keys[slot]) != slot:
+        if _home(items, keys[4 * slot]) != slot:
             _hash_remove(items, slot)
         rows, size = rows_of(items, slot), nbytes_of(items, slot)
-        segment = int64_at(items[A_LOCATION])[slot] >> 32
+        segment = int64_at(items[A_RECORD])[4 * slot + LOCATION] >> 32
         _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, segment, rows)
         if items[A_SHARED] != 0:
             segment = int64_at(items[A_SHARED])[slot] >> 32
             _leave_segment(items, A_SHARED_ROWS, A_SHARED_SEALED, segment, 1)
-        if items[A_PRIORITY] != 0:
-            priorities = float64_at(items[A_PRIORITY])
-            old = priorities[slot]
-            priorities[slot] = -1.0
-            _follow_priority(items, slot, old, -1.0)
+        priorities = float64_at(items[A_RECORD])
+        old = priorities[4 * slot + PRIORITY]
+        priorities[4 * slot + PRIORITY] = -1.0
+        _follow_priority(items, slot, old, -1.0)
         if items[A_PARTITION] != 0:
             partition = int32_at(items[A_PARTITION])[slot]
             int64_at(items[A_PARTITION_LIVE])[partition] -= 1
         items[PAYLOAD] -= size
         items[ROWS] -= rows
         items[LIVE] -= 1
-        items[HIDDEN] -= states[slot] == LEASED
-        states[slot] = FREE
+        if states[32 * slot + STATE] == LEASED:
+            items[HIDDEN] -= 1
+            items[HIDDEN_BYTES] -= size
+        states[32 * slot + STATE] = FREE
         _link_free(items, slot)
 
 
@@ -387,22 +392,26 @@ def release(items, slots, n):
 @inner("void(int64[::1], int64[::1], int64, int64)")
 def _count_visible(items, slots, n, sign):
     """Items become visible (1) or invisible (-1): count them, and how often they were sampled."""
-    times = int32_at(items[A_TIMES])
+    times = int32_at(items[A_RECORD])
     for i in range(n):
         slot = slots[i]
-        items[SAMPLED] += sign * times[slot]
+        sampled = sign * times[8 * slot + TIMES]
+        items[SAMPLED] += sampled
         if items[A_PARTITION] != 0:
             partition = int32_at(items[A_PARTITION])[slot]
-            int64_at(items[A_PARTITION_SAMPLED])[partition] += sign * times[slot]
+            int64_at(items[A_PARTITION_SAMPLED])[partition] += sampled
             int64_at(items[A_PARTITION_VISIBLE])[partition] += sign
 
 
 @inner("void(int64[::1], int64[::1], int64, int64)")
 def _set_state(items, slots, n, state):
-    states = int8_at(items[A_STATE])
+    states = int8_at(items[A_RECORD])
     for i in range(n):
-        items[HIDDEN] += np.int64(state == LEASED) - np.int64(states[slots[i]] == LEASED)
-        states[slots[i]] = state
+        place = 32 * slots[i] + STATE
+        change = np.int64(state == LEASED) - np.int64(states[place] == LEASED)
+        items[HIDDEN] += change
+        items[HIDDEN_BYTES] += change * nbytes_of(items, slots[i])
+        states[place] = state
 
 
 @inner("boolean(int64[::1], int64[::1], int64)")
@@ -476,27 +485,22 @@ def _depends_on_times(items, table):
 @inner("void(int64[::1], int64[:, ::1], float64[:, ::1], int64)")
 def _fill(items, ints, floats, n):
     """What a batch says of each of its items, as of now."""
-    keys = int64_at(items[A_KEY])
-    times = int32_at(items[A_TIMES])
-    locations = int64_at(items[A_LOCATION])
+    records = int64_at(items[A_RECORD])
+    numbers = float64_at(items[A_RECORD])
+    times = int32_at(items[A_RECORD])
     for i in range(n):
-        slot = ints[SLOT, i]
-        ints[KEY, i] = keys[slot]
-        ints[TIMES, i] = times[slot]
-        ints[LOCATION, i] = locations[slot]
-    if items[A_PRIORITY] != 0:
-        priorities = float64_at(items[A_PRIORITY])
-        for i in range(n):
-            floats[PRIORITY, i] = priorities[ints[SLOT, i]]
-    else:
-        floats[PRIORITY, :n] = 1.0
+        slot = ints[IN_SLOT, i]
+        ints[IN_KEY, i] = records[4 * slot + KEY]
+        ints[IN_LOCATION, i] = records[4 * slot + LOCATION]
+        ints[IN_TIMES, i] = times[8 * slot + TIMES]
+        floats[IN_PRIORITY, i] = numbers[4 * slot + PRIORITY]
 
 
 @inner("void(int64[:, ::1], int64[::1], int64, float64, int64, int64, float64, float64[:, ::1])")
 def _importance(table, rows, n, beta, normalize, size, smallest, floats):
     """(N · P) ** -beta, divided by the largest of the batch (1), of the table (2), or not (0)."""
-    probability = floats[PROBABILITY]
-    weights = floats[IMPORTANCE]
+    probability = floats[IN_PROBABILITY]
+    weights = floats[IN_IMPORTANCE]
     if table[rows[0], KIND] != WEIGHT or beta == 0.0:
         weights[:n] = 1.0
         return
@@ -534,14 +538,14 @@ def choose(
     """Choose n items for a call and do to them what it does.
 
     SAMPLE  they stay and are counted; those that reach max_times_sampled are withdrawn at once,
-            before the next draw. Returns how many: they stand in ints[LEFT].
+            before the next draw. Returns how many: they stand in ints[IN_LEFT].
     TAKE    n different items, counted and withdrawn.
     EVICT   the same, not counted.
 
     What is withdrawn is in no index any more; the caller leases or releases it.
     """
-    chosen = ints[SLOT]
-    probability = floats[PROBABILITY]
+    chosen = ints[IN_SLOT]
+    probability = floats[IN_PROBABILITY]
     size = count_of_all(table, rows)
     smallest = _smallest_probability(table, rows)
     ordered = table[rows[0], KIND] == ORDER
@@ -557,7 +561,7 @@ def choose(
     else:
         draw_many(items, table[rows[0]], n, stratified, random, chosen, probability)
 
-    times = int32_at(items[A_TIMES])
+    times = int32_at(items[A_RECORD])
     partitions = int32_at(items[A_PARTITION])
     dependents = verb == SAMPLE and _depends_on_times(items, table)
     for i in range(n if verb == SAMPLE else 0):
@@ -572,12 +576,12 @@ def choose(
                 skip = np.int64(-1) if adding else popped
                 _each_index(items, table, one, 1, change, DEPENDS_TIMES, skip, work)
             if not adding:
-                times[slot] += 1
+                times[8 * slot + TIMES] += 1
         items[SAMPLED] += 1
         if items[A_PARTITION] != 0:
             int64_at(items[A_PARTITION_SAMPLED])[partitions[slot]] += 1
-        if limit > 0 and times[slot] >= limit:
-            ints[LEFT, left] = slot
+        if limit > 0 and times[8 * slot + TIMES] >= limit:
+            ints[IN_LEFT, left] = slot
             left += 1
             _count_visible(items, one, 1, -1)
             _set_state(items, one, 1, LEASED)
@@ -588,10 +592,11 @@ def choose(
         _count_visible(items, chosen, n, -1)
         if verb == TAKE:
             for i in range(n):
-                times[chosen[i]] += 1
+                times[8 * chosen[i] + TIMES] += 1
         _set_state(items, chosen, n, LEASED)
         _each_index(items, table, chosen, n, REMOVE, 0, popped, work)
-    _importance(table, rows, n, beta, normalize, size, smallest, floats)
+    if verb != EVICT:
+        _importance(table, rows, n, beta, normalize, size, smallest, floats)
     _fill(items, ints, floats, n)
     return left
 
@@ -613,16 +618,16 @@ def write_priorities(items, slots, values, n):
     Keeps the visible ones in front of `slots` and returns how many they are: their weights are
     to be computed anew. An array of one value stands for all.
     """
-    priorities = float64_at(items[A_PRIORITY])
-    states = int8_at(items[A_STATE])
+    priorities = float64_at(items[A_RECORD])
+    states = int8_at(items[A_RECORD])
     visible = 0
     for i in range(n):
         slot = slots[i]
         value = values[i] if values.size > 1 else values[0]
-        old = priorities[slot]
-        priorities[slot] = value
+        old = priorities[4 * slot + PRIORITY]
+        priorities[4 * slot + PRIORITY] = value
         _follow_priority(items, slot, old, value)
-        if states[slot] == VISIBLE:
+        if states[32 * slot + STATE] == VISIBLE:
             slots[visible] = slot
             visible += 1
     return visible

@@ -79,41 +79,54 @@ def total(x, address):
     return float64_at(address)[x[OFFSETS + x[LEVELS] - 1]]
 
 
+@inner("Tuple((int64, float64))(float64[::1], int64, float64)")
+def child_under(tree, first, left):
+    """The child of the node at `first` under which `left` falls, and what is left of it there.
+
+    First the group of four, then the child in it, without a branch that nobody could predict.
+    Rounding may lead past the last child with any weight, which then takes its place.
+    """
+    a = (tree[first] + tree[first + 1]) + (tree[first + 2] + tree[first + 3])
+    b = (tree[first + 4] + tree[first + 5]) + (tree[first + 6] + tree[first + 7])
+    c = (tree[first + 8] + tree[first + 9]) + (tree[first + 10] + tree[first + 11])
+    b += a
+    c += b
+    group = np.int64(left >= a) + np.int64(left >= b) + np.int64(left >= c)
+    left -= c if left >= c else (b if left >= b else (a if left >= a else 0.0))
+    begin = first + 4 * group
+    a = tree[begin]
+    b = a + tree[begin + 1]
+    c = b + tree[begin + 2]
+    child = 4 * group + np.int64(left >= a) + np.int64(left >= b) + np.int64(left >= c)
+    left -= c if left >= c else (b if left >= b else (a if left >= a else 0.0))
+    weight = tree[first + child]
+    if left >= weight:
+        while child > 0 and tree[first + child] <= 0.0:
+            child -= 1
+        left = tree[first + child] * 0.999999999999
+    return child, left
+
+
 @inner("void(int64[::1], int64, int64[::1], float64[::1], int64)")
 def descend(x, address, nodes, rest, n):
     """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
 
-    A leaf of weight zero is never found: rounding may carry a search past the last child, which
-    then ends at the last one with any weight.
+    A leaf of weight zero is never found.
     """
     tree = float64_at(address)
     for i in range(n):
         nodes[i] = 0
     for level in range(x[LEVELS] - 2, -1, -1):
         base = x[OFFSETS + level]
-        below = x[OFFSETS + level - 1] if level > 0 else np.int64(0)
+        below = address + 8 * x[OFFSETS + level - 1] if level > 0 else np.int64(0)
         for i in range(n):
-            first = base + 16 * nodes[i]
-            left = rest[i]
-            child = 0
-            last = 0
-            while child < 16:
-                weight = tree[first + child]
-                if left < weight:
-                    break
-                if weight > 0.0:
-                    last = child
-                left -= weight
-                child += 1
-            if child == 16:
-                child = last
-                left = tree[first + child] * 0.999999999999
+            child, left = child_under(tree, base + 16 * nodes[i], rest[i])
             rest[i] = left
-            nodes[i] = 16 * nodes[i] + child
+            child += 16 * nodes[i]
+            nodes[i] = child
             if level > 0:
-                address_below = address + 8 * (below + 16 * nodes[i])
-                prefetch(address_below)
-                prefetch(address_below + 64)
+                prefetch(below + 128 * child)
+                prefetch(below + 128 * child + 64)
 
 
 @inner("int64(int64[::1], int64, float64)")
@@ -122,20 +135,7 @@ def find_leaf(x, address, left):
     tree = float64_at(address)
     node = np.int64(0)
     for level in range(x[LEVELS] - 2, -1, -1):
-        first = x[OFFSETS + level] + 16 * node
-        child = 0
-        last = 0
-        while child < 16:
-            weight = tree[first + child]
-            if left < weight:
-                break
-            if weight > 0.0:
-                last = child
-            left -= weight
-            child += 1
-        if child == 16:
-            child = last
-            left = tree[first + child] * 0.999999999999
+        child, left = child_under(tree, x[OFFSETS + level] + 16 * node, left)
         node = 16 * node + child
     return node
 

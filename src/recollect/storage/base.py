@@ -25,6 +25,8 @@ from recollect.storage.fields import FieldValue
 Keys = NDArray[np.uint64]
 Array = NDArray[Any]
 
+ONE_ROW = np.ones(1, np.int32)  # the rows of each item, where all have one
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -38,7 +40,7 @@ class Layout:
     seed: int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class NewItems:
     """Checked items to store."""
 
@@ -46,9 +48,10 @@ class NewItems:
     shared: Rows | None
     per_item: NDArray[np.int32]  # rows of each item, or one number for all
     count: int
-    priority: NDArray[np.float64] | None  # one for all, one per item, None for the highest
+    priority: NDArray[np.float64] | None  # one for all, one per item, None for the default
     fields: Mapping[str, FieldValue]
-    inserted_at: float
+    inserted_at: float = 0.0
+    default_priority: float = -1.0  # below 0: the highest in the table
 
 
 @dataclass(frozen=True)
@@ -64,16 +67,14 @@ class Chosen(Protocol):
     """Items that a call got, as of the moment they were chosen."""
 
     @property
+    def count(self) -> int: ...
+
+    @property
     def keys(self) -> Keys: ...
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of their payload; asked inside the transaction that chose them."""
-        ...
-
-    @property
-    def worn(self) -> Keys | None:
-        """Keys that reached max_times_sampled and have left, None where there are none."""
+    def worn(self) -> Chosen | None:
+        """The items that reached max_times_sampled and have left, None where none did."""
         ...
 
     def read(self, allocate: Any = None, lease: Any = None) -> Batch:
@@ -106,8 +107,9 @@ class Storage(Protocol):
         """Bytes of live payload."""
         ...
 
-    def payload_of(self, new: NewItems) -> int:
-        """Bytes of payload that new items bring."""
+    @property
+    def hidden_nbytes(self) -> int:
+        """The share of it that hidden items have."""
         ...
 
     def highest_priority(self) -> float:
@@ -132,10 +134,13 @@ class Storage(Protocol):
         """Choose different items, count a sampling of each, and hide or remove them."""
         ...
 
-    def evict(self, selector: Selector, n: int, nbytes: int, keep: bool) -> Sequence[Chosen]:
-        """Remove n items, and more until `nbytes` of payload have gone.
+    def evict(
+        self, selector: Selector, n: int, nbytes: int, keep: bool
+    ) -> tuple[int, Sequence[Chosen]]:
+        """Remove n items, and more until `nbytes` of payload have gone; returns how many went.
 
-        Here and below, `keep` says whether somebody may still read what was removed.
+        Here and below, `keep` says whether somebody may still read what was removed: then what
+        went is returned too.
         """
         ...
 
@@ -143,8 +148,15 @@ class Storage(Protocol):
         """Remove hidden items."""
         ...
 
-    def show(self, keys: Keys, *, uncount: bool) -> int:
-        """Make hidden items visible again, one delivery higher, in their old order."""
+    def hide(self, keys: Keys) -> Keys:
+        """Hide items; returns the keys of those that were visible."""
+        ...
+
+    def show(self, keys: Keys, *, returned: bool) -> int:
+        """Make hidden items visible again, in their old order; returns how many.
+
+        `returned` where a lease ended: a sampling is undone and a delivery counted.
+        """
         ...
 
     def find(self, keys: Keys | None, where: Where | None, *, visible: bool) -> Keys:
@@ -159,7 +171,14 @@ class Storage(Protocol):
 
     def get(self, keys: Keys, columns: Sequence[str] | None) -> Chosen: ...
 
-    def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32]) -> None: ...
+    def amend(
+        self, keys: Keys, rows: Rows, per_item: NDArray[np.int32], payload: NDArray[np.int64]
+    ) -> None:
+        """Store whole items again, with cells filled in that bring so much payload each.
+
+        Rows are never overwritten, so a reader that holds the old ones is not disturbed.
+        """
+        ...
 
     def count(self, where: Where | None) -> int: ...
 

@@ -1,6 +1,6 @@
 """Memory that is used again when nobody refers to it any more.
 
-Fresh pages cost more than a copy into old ones, so large buffers are kept and handed out
+Fresh pages cost more than a copy into old ones, so some large buffers are kept and handed out
 again. A buffer is free when the pool holds the only reference: every view of it, whoever made
 it, keeps the buffer itself alive, so its reference count tells.
 """
@@ -26,46 +26,47 @@ def _references_of_unused() -> int:
 
 
 class BufferPool:
-    """Buffers of at least `LARGE` bytes, reused when free; keeps at most `keep` bytes unused."""
+    """Keeps at most `most` bytes of buffers, in use or not, and reuses those that are free."""
 
-    def __init__(self, keep: int) -> None:
-        self._keep = keep
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._buffers: list[Bytes] = []
         self._unused = _references_of_unused()
 
     def bytes(self, size: int) -> Bytes:
-        """A buffer of at least `size` bytes, at most twice as large."""
+        """A buffer of at least `size` bytes, at most twice as large; new, or free and kept."""
         with self._lock:
-            free = []
             for place in range(len(self._buffers)):
                 if sys.getrefcount(self._buffers[place]) == self._unused:
                     if size <= self._buffers[place].size <= 2 * size:
                         return self._buffers[place]
-                    free.append(place)
-            self._forget(free, size)
-            buffer = np.empty(size, np.uint8)
-            self._buffers.append(buffer)
-            return buffer
+        return np.empty(size, np.uint8)
 
-    def _forget(self, free: list[int], wanted: int) -> None:
-        """Drop free buffers, the oldest first, until at most `keep` bytes stay beside the new."""
-        excess = sum(self._buffers[place].size for place in free) + wanted - self._keep
-        dropped = set()
-        for place in free:
-            if excess <= 0:
-                break
-            excess -= self._buffers[place].size
-            dropped.add(place)
-        if dropped:
-            self._buffers = [b for i, b in enumerate(self._buffers) if i not in dropped]
+    def keep(self, buffer: Bytes) -> None:
+        """Hand a buffer out again once it is free, if there is room for it in the pool."""
+        with self._lock:
+            if any(kept is buffer for kept in self._buffers):
+                return
+            total = sum(kept.size for kept in self._buffers) + buffer.size
+            place = 0
+            while total > self._most and place < len(self._buffers):
+                if sys.getrefcount(self._buffers[place]) == self._unused:
+                    total -= self._buffers[place].size
+                    del self._buffers[place]
+                else:
+                    place += 1
+            if total <= self._most:
+                self._buffers.append(buffer)
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """An array of any content; a large one in a buffer of the pool."""
+        """An array of any content; a large one in a buffer that is kept."""
         dtype = np.dtype(dtype)
         size = dtype.itemsize
         for length in shape:
             size *= length
         if size < LARGE:
             return np.empty(shape, dtype)
-        return np.ndarray(shape, dtype, self.bytes(size))
+        buffer = self.bytes(size)
+        self.keep(buffer)
+        return np.ndarray(shape, dtype, buffer)

@@ -7,8 +7,8 @@ absent value has a marker of its own in each type, and no user ever sees it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ SETTABLE = ("priority", "task", "status", "version")  # and tags
 RESERVED = {*BUILT_IN, "keys", "probability", "weights", "row_offsets", "row_starts", "deliveries"}
 RESERVED |= {"table_size", "lease", "any", "all", "not", "field"}
 
+LARGEST_WEIGHT = 150.0  # the power of ten that priority ** alpha may reach
 ABSENT_INT = -(1 << 63)
 ABSENT_VERSION = -1
 
@@ -54,23 +55,28 @@ FieldValue = None | int | float | bool | str | Array  # one for all items, or on
 
 def parse_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
     """The types of the tags that a user declares."""
+    if tags is not None and not isinstance(tags, Mapping):
+        raise InvalidValue(f"tags: expected names and types such as {{'score': float}}, got {tags!r}")
     parsed: dict[str, FieldType] = {}
     for name, kind in (tags or {}).items():
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise InvalidValue(f"tags: {name!r} is not a name of letters, digits and underscores")
         if name in RESERVED:
             raise InvalidValue(f"tags: the name {name!r} is taken; choose another")
-        if kind not in _TAG_TYPES:
+        known = [t for given, t in _TAG_TYPES.items() if given is kind or given == kind]
+        if not known:
             raise InvalidValue(f"tags.{name}: expected int, float, bool or str, got {kind!r}")
-        parsed[name] = _TAG_TYPES[kind]
+        parsed[name] = known[0]
     return parsed
 
 
 def check_value(name: str, kind: FieldType, value: Any, items: int) -> FieldValue:
-    """A field's value for `items` items: one scalar, or an array of one entry per item."""
-    if isinstance(value, list | tuple | np.ndarray) and not (
-        isinstance(value, np.ndarray) and value.ndim == 0
-    ):
+    """A field's value for `items` items: one scalar, or an array of one entry per item.
+
+    With a negative number of items it must be one scalar.
+    """
+    several = isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim)
+    if several and items >= 0:
         return _check_array(name, kind, value, items)
     if isinstance(value, np.generic | np.ndarray):
         value = value.item()
@@ -94,28 +100,34 @@ def check_value(name: str, kind: FieldType, value: Any, items: int) -> FieldValu
 
 
 def _check_array(name: str, kind: FieldType, value: Any, items: int) -> Array:
-    if kind == "str" or (isinstance(value, list | tuple) and any(v is None for v in value)):
-        scalars = [check_value(name, kind, v, items) for v in np.asarray(value, object).ravel()]
-        array: Array = np.empty(len(scalars), object)
-        array[:] = scalars
-        if kind != "str":
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
+        array = _check_numbers(name, kind, value)
+    else:
+        cells = list(value)
+        scalars = [check_value(name, kind, cell, -1) for cell in cells]
+        if kind == "str":
+            array = np.empty(len(scalars), object)
+            array[:] = scalars
+        else:
             absent = absent_of(name, kind)
             array = np.array([absent if v is None else v for v in scalars], _DTYPES[kind])
-    else:
-        array = np.asarray(value)
-        kinds = {"int": "iu", "float": "iuf", "bool": "b"}[kind]
-        if array.dtype.kind not in kinds and array.size:
-            raise InvalidValue(
-                f"{name}: expected {_said(kind)} per item, got an array of {array.dtype}"
-            )
-        if kind == "int" and array.size:
-            _check_range(name, int(array.min()), int(array.max()))
-        array = array.astype(_DTYPES[kind])
     if array.shape != (items,):
         raise InvalidValue(
-            f"{name}: expected one value, or one for each of {items} items, got shape {array.shape}"
+            f"{name}: expected one value, or one for each of {items} items, got "
+            + (f"{array.size} values" if array.ndim == 1 else f"an array of shape {array.shape}")
         )
     return array
+
+
+def _check_numbers(name: str, kind: FieldType, array: Array) -> Array:
+    kinds = {"int": "iu", "float": "iuf", "bool": "b", "str": ""}[kind]
+    if array.dtype.kind not in kinds:
+        raise InvalidValue(
+            f"{name}: expected {_said(kind)} per item, got an array of {array.dtype}"
+        )
+    if kind == "int" and array.size:
+        _check_range(name, int(array.min()), int(array.max()))
+    return array.astype(_DTYPES[kind])
 
 
 def _check_range(name: str, low: int, high: int) -> None:
@@ -186,6 +198,17 @@ class FieldArray:
         self.codes = {text: code for code, text in enumerate(self.names)}
         self.array = (codes - first).astype(np.int32)
 
+    def plain(self, value: FieldValue, count: int) -> list[Any]:
+        """Checked values as Python objects, one per item, None where absent."""
+        if not isinstance(value, np.ndarray):
+            return [value] * count
+        plain: list[Any] = value.tolist()
+        if self.kind == "str":
+            return plain
+        if self.kind == "bool":
+            return [None if v == self.absent else bool(v) for v in plain]
+        return [None if v == self.absent or v != v else v for v in plain]
+
     def read(self, slots: Array) -> Array:
         """The values as users see them: None or NaN where absent, -1 for a version."""
         values = self.array[slots]
@@ -217,25 +240,44 @@ class FieldArray:
 
 def check_priority(value: Any, items: int, alpha: float) -> NDArray[np.float64]:
     """Priorities as float64, one for all or one per item; NaN, infinite and negative refused."""
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu" and array.size:
-        raise InvalidValue(f"priority: expected numbers, got {value!r}")
-    array = np.ascontiguousarray(array, dtype=np.float64).reshape(-1 if array.ndim == 0 else array.shape)
-    if array.shape not in ((items,), (1,)) or (array.size == 1 and np.ndim(value) and items != 1):
-        raise InvalidValue(
-            f"priority: expected one value, or one for each of {items} items, got shape "
-            f"{np.shape(value)}"
-        )
+    if type(value) is np.ndarray and value.dtype == np.float64 and value.shape == (items,):
+        array = np.ascontiguousarray(value)
+    else:
+        array = _priorities(value, items)
     if array.size == 0:
         return array
     low, high = float(array.min()), float(array.max())
     if not (low >= 0.0 and high < math.inf):
         bad = array[~((array >= 0.0) & (array < math.inf))][0]
-        raise InvalidValue(f"priority: expected finite numbers of 0 or more, got {bad!r}")
-    if high > 1e100 and high**alpha > 1e150:
-        raise InvalidValue(f"priority: {high:g} is too large; keep priority ** alpha below 1e150")
+        raise InvalidValue(f"priority: expected finite numbers of 0 or more, got {bad:g}")
+    if high > 1.0:
+        check_weight(high, alpha)
     return array
 
 
-OrderBy = Literal["seq", "field"]
-Names = Sequence[str]
+def check_weight(priority: float, alpha: float) -> None:
+    """Refuse a priority whose weight could not be added up with others."""
+    if priority > 1.0 and alpha * math.log10(priority) > LARGEST_WEIGHT:
+        raise InvalidValue(
+            f"priority: {priority:g} is too large for alpha {alpha:g}; keep priority ** alpha "
+            f"below 1e{LARGEST_WEIGHT:.0f}"
+        )
+
+
+def _priorities(value: Any, items: int) -> NDArray[np.float64]:
+    if isinstance(value, str | bytes) or value is None or isinstance(value, bool):
+        raise InvalidValue(f"priority: expected numbers, got {value!r}")
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise InvalidValue(f"priority: expected a flat list of numbers, got {value!r}") from None
+    if array.dtype.kind not in "fiu" and array.size:
+        raise InvalidValue(f"priority: expected numbers, got {value!r}")
+    if array.ndim == 0:
+        return np.array([float(array)])
+    if array.shape != (items,):
+        raise InvalidValue(
+            f"priority: expected one value, or one for each of {items} items, got shape "
+            f"{array.shape}"
+        )
+    return np.ascontiguousarray(array, dtype=np.float64)

@@ -2,11 +2,12 @@
 
 `IndexKind` says what an index orders or weighs; it is made from a selector. `Index` owns the
 arrays of one index and one row of the index table, which kernels read and write. `Indexes`
-holds all of a table's: those over all items, and those kept once per partition.
+holds the rows of all: those over all items, and those kept once per partition.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.selectors import Ordered, Prioritized, Selector, Uniform
+from recollect.selectors import Ordered, Prioritized, Selector
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -45,7 +46,6 @@ class IndexKind:
                 half_life=selector.half_life,
                 smallest=selector.normalize == "table",
             )
-        assert isinstance(selector, Uniform)
         return cls(layout.UNIFORM)
 
 
@@ -59,11 +59,14 @@ class OrderValue:
 
 
 class Index:
-    """The arrays of one index. `row` is its row of the index table."""
+    """The arrays of one index. `row` is its row of the index table.
+
+    `dense` says that members stand in places of their own, and not in those of their slots.
+    """
 
     def __init__(self, kind: IndexKind, row: Ints, depends: int, dense: bool) -> None:
         self.kind = kind
-        self.dense = dense
+        self.dense = dense or kind.kind == layout.UNIFORM
         self.arrays: dict[int, Array] = {}
         self.row = row
         self.room = 0  # members, or leaves, that fit
@@ -78,9 +81,9 @@ class Index:
             parameters = np.zeros(layout.PARAMETERS)
             parameters[layout.ALPHA] = kind.alpha
             parameters[layout.RATE] = 0.0 if kind.half_life is None else 1.0 / kind.half_life
-            self.set(layout.A_PARAMETERS, parameters)
+            self._set(layout.A_PARAMETERS, parameters)
 
-    def set(self, position: int, array: Array) -> None:
+    def _set(self, position: int, array: Array) -> None:
         """Own an array, and let kernels see it."""
         self.arrays[position] = array
         self.row[position] = array.ctypes.data
@@ -90,46 +93,47 @@ class Index:
         self.row[layout.VALUE_TYPE] = value.type
         self.row[layout.ABSENT] = value.absent
         if value.array is not None:
-            self.set(layout.A_VALUE, value.array)
+            self._set(layout.A_VALUE, value.array)
 
     def moved_to(self, row: Ints) -> None:
         """The index table was laid out anew."""
         row[:] = self.row
         self.row = row
 
-    def resize_slots(self, slots: int, shared: dict[int, Array] | None) -> None:
-        """Make the arrays by slot large enough; partitions of a family share theirs."""
-        positions: list[tuple[int, Any]] = []
-        if self.kind.kind == layout.ORDER:
-            positions = [(layout.A_NEXT, np.int32), (layout.A_PREVIOUS, np.int32)]
-            positions += [(layout.A_HEAP_PLACE, np.int32)]
-            if self.kind.by != "seq":
-                positions.append((layout.A_SORT, np.int64))
-        elif self.dense:
-            positions = [(layout.A_PLACE, np.int32)]
-        for position, dtype in positions:
-            if shared is not None and position in shared:
-                self.set(position, shared[position])
+    def resize_slots(self, slots: int, family: dict[int, Array] | None = None) -> None:
+        """Make the arrays by slot large enough; the partitions of a family share theirs."""
+        for position, dtype in self._by_slot():
+            if family is None:
+                self._set(position, _resized(self.arrays.get(position), slots, dtype))
                 continue
-            self.set(position, _resized(self.arrays.get(position), slots, dtype))
-            if shared is not None:
-                shared[position] = self.arrays[position]
-        if not self.dense and self.kind.kind == layout.WEIGHT:
-            self.reserve(slots)
+            if position not in family:
+                family[position] = _resized(self.arrays.get(position), slots, dtype)
+            self._set(position, family[position])
 
-    def reserve(self, members: int) -> None:
-        """Make room for so many members."""
+    def _by_slot(self) -> Iterator[tuple[int, Any]]:
+        if self.kind.kind == layout.ORDER:
+            yield layout.A_NEXT, np.int32
+            yield layout.A_PREVIOUS, np.int32
+            yield layout.A_HEAP_PLACE, np.int32
+            if self.kind.by != "seq":
+                yield layout.A_SORT, np.int64
+        elif self.dense:
+            yield layout.A_PLACE, np.int32
+
+    def reserve(self, members: int) -> bool:
+        """Make room for so many members; returns whether trees must be added up anew."""
         if members <= self.room:
-            return
+            return False
+        self.room = members
         kind = self.kind.kind
         if kind == layout.ORDER:
-            self.set(layout.A_HEAP, _resized(self.arrays.get(layout.A_HEAP), members, np.int32))
+            self._set(layout.A_HEAP, _resized(self.arrays.get(layout.A_HEAP), members, np.int32))
         elif self.dense:
             array = _resized(self.arrays.get(layout.A_MEMBERS), members, np.int32)
-            self.set(layout.A_MEMBERS, array)
-        self.room = members
+            self._set(layout.A_MEMBERS, array)
         if kind == layout.WEIGHT:
             self._resize_trees(members)
+        return kind == layout.WEIGHT
 
     def _resize_trees(self, leaves: int) -> None:
         old = int(self.row[layout.LEAVES])
@@ -138,34 +142,45 @@ class Index:
         self.row[layout.LEVELS] = len(offsets)
         self.row[layout.OFFSETS : layout.OFFSETS + 9] = 0
         self.row[layout.OFFSETS : layout.OFFSETS + len(offsets)] = offsets
-        size = offsets[-1] + 1
-        for position in (layout.A_TREE, layout.A_ZEROS, layout.A_SMALLEST):
-            if position in self.arrays or position == layout.A_TREE:
-                tree = np.zeros(size)
-                if position != layout.A_SMALLEST and position in self.arrays:
-                    tree[:old] = self.arrays[position][:old]
-                self.set(position, tree)
-        if self.kind.smallest and layout.A_SMALLEST not in self.arrays:
-            self.set(layout.A_SMALLEST, np.zeros(size))
+        kept = {layout.A_TREE, *(p for p in (layout.A_ZEROS,) if p in self.arrays)}
+        for position in kept:
+            tree = np.zeros(offsets[-1] + 1)
+            if position in self.arrays:
+                tree[:old] = self.arrays[position][:old]
+            self._set(position, tree)
+        if self.kind.smallest:
+            self._set(layout.A_SMALLEST, np.zeros(offsets[-1] + 1))
 
-    def add_zeros(self) -> None:
+    def count_zeros(self) -> None:
         """Begin to count items of weight zero."""
-        if layout.A_ZEROS not in self.arrays:
-            self.set(layout.A_ZEROS, np.zeros(self.arrays[layout.A_TREE].size))
+        if self.kind.kind == layout.WEIGHT and layout.A_ZEROS not in self.arrays:
+            self._set(layout.A_ZEROS, np.zeros(self.arrays[layout.A_TREE].size))
 
     @property
-    def tree(self) -> NDArray[np.float64]:
-        return self.arrays[layout.A_TREE]
+    def count(self) -> int:
+        return int(self.row[layout.COUNT])
 
     @property
     def total(self) -> float:
         """The sum of weights."""
         top = self.row[layout.OFFSETS + self.row[layout.LEVELS] - 1]
-        return float(self.tree[top])
+        return float(self.arrays[layout.A_TREE][top])
 
     @property
-    def parameters(self) -> NDArray[np.float64]:
-        return self.arrays[layout.A_PARAMETERS]
+    def reference(self) -> float:
+        """The version at which an item weighs priority ** alpha, 0 where weights do not age."""
+        if self.kind.half_life is None:
+            return 0.0
+        return float(self.arrays[layout.A_PARAMETERS][layout.REFERENCE])
+
+    @reference.setter
+    def reference(self, version: float) -> None:
+        self.arrays[layout.A_PARAMETERS][layout.REFERENCE] = version
+
+    def reference_to(self, version: float) -> None:
+        """Set the reference of an index whose weights age; others have none."""
+        if self.kind.half_life is not None:
+            self.reference = version
 
 
 class Indexes:
@@ -182,7 +197,7 @@ class Indexes:
         self.families: list[IndexKind] = []
         self.partitions: list[list[Index]] = []
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Index]:
         yield from self.whole
         for partition in self.partitions:
             yield from partition
@@ -210,7 +225,7 @@ class Indexes:
         self._lay_out()
         return len(self.whole) - 1
 
-    def add_family(self, kind: IndexKind, make: Any) -> int:
+    def add_family(self, kind: IndexKind, make: Callable[[IndexKind], Index]) -> int:
         """Keep an index of this kind in every partition, those to come included."""
         self.families.append(kind)
         for partition in self.partitions:
@@ -218,7 +233,7 @@ class Indexes:
         self._lay_out()
         return len(self.families) - 1
 
-    def add_partition(self, make: Any) -> int:
+    def add_partition(self, make: Callable[[IndexKind], Index]) -> int:
         self.partitions.append([make(kind) for kind in self.families])
         self._lay_out()
         return len(self.partitions) - 1
@@ -230,6 +245,13 @@ class Indexes:
         self.families = [self.families[place] for place in kept]
         self.partitions = [[partition[p] for p in kept] for partition in self.partitions]
         self._lay_out()
+
+    def at(self, row: int) -> Index:
+        """The index at a row of the table."""
+        if row < len(self.whole):
+            return self.whole[row]
+        partition, family = divmod(row - len(self.whole), len(self.families))
+        return self.partitions[partition][family]
 
     def row_of(self, partition: int, family: int) -> int:
         return len(self.whole) + partition * len(self.families) + family

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from recollect.kernels import layout
 from recollect.ragged import Ragged
 from recollect.schema import Column, Rows, Schema
+from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
 
 Ints = NDArray[np.int64]
@@ -26,21 +27,30 @@ Allocate = Callable[[tuple[int, ...], Any], Array]
 
 LARGEST = 8 << 20
 SMALLEST = 64 << 10
-SLACK = 32 << 20  # bytes of dead rows that are never worth moving anything for
+SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
 
 class Segment:
     """One page of rows."""
 
-    __slots__ = ("buffer", "number", "owners", "rows", "tail")
+    __slots__ = ("base", "buffer", "most", "number", "owners", "rows", "tail")
 
-    def __init__(self, buffer: NDArray[np.uint8], number: int) -> None:
+    def __init__(self, buffer: NDArray[np.uint8], number: int, stride: int) -> None:
         self.buffer = buffer
+        self.most = buffer.size // stride  # rows
+        self.base = buffer.ctypes.data
         self.number = number
         self.rows = 0
         self.tail = buffer.size & ~7
         self.owners: NDArray[np.int32] | None = None
+
+    def owned_by(self) -> Ints:
+        """Slots whose items had rows here: some may have gone, or moved away."""
+        if self.owners is None:
+            return np.zeros(0, np.int64)
+        owners = np.unique(self.owners[: self.rows])
+        return owners[owners >= 0].astype(np.int64)
 
 
 class Directory(NamedTuple):
@@ -87,26 +97,13 @@ class RowStore:
         self.varying = [p for p in range(len(table)) if table[p, layout.CELL] != layout.FIXED]
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
+        self._row_bytes = np.array([self.fixed_bytes], np.int64)
+        self._location = np.zeros(1, np.int64)  # what append returns for a single stretch
         self._seal()
 
     def expect(self, size: int) -> None:
         """A full table will take so many bytes of records: small tables want small segments."""
         self._limit = min(LARGEST, max(SMALLEST, size // 8))
-
-    def payload_of(self, rows: Rows) -> int:
-        """Bytes of payload in rows that are not stored yet."""
-        payload = rows.count * self.fixed_bytes
-        for place in self.varying:
-            column = rows.columns[place]
-            present = None if rows.present is None else rows.present[place]
-            if isinstance(column, Ragged):
-                lengths = column.lengths
-                total = lengths.sum() if present is None else lengths[present].sum()
-                payload += int(total) * self.columns[place].size
-            elif column is not None:
-                cells = rows.count if present is None else int(present.sum())
-                payload += cells * self.columns[place].size
-        return payload
 
     # -- writing --------------------------------------------------------------------------------
     def append(self, rows: Rows, per_item: NDArray[np.int32], items: int) -> tuple[Ints, Ints]:
@@ -124,10 +121,13 @@ class RowStore:
             return self._append_split(rows, per_item, items, None)
         location = (segment.number << 32) | segment.rows
         self._write(segment, rows, 0, rows.count)
-        payload = int(per_item[0]) * self.fixed_bytes
+        if per_item is ONE_ROW:
+            self._location[0] = location
+            return self._location, self._row_bytes
+        payload = per_item * np.int64(self.fixed_bytes)
         if per_item.size > 1:
-            return self._locations(location, per_item), per_item * np.int64(self.fixed_bytes)
-        return np.array([location], np.int64), np.array([payload], np.int64)
+            return self._locations(location, per_item), payload
+        return np.array([location], np.int64), payload
 
     def _append_varying(
         self, rows: Rows, per_item: NDArray[np.int32], items: int
@@ -176,12 +176,12 @@ class RowStore:
     def _write(self, segment: Segment, rows: Rows, begin: int, end: int) -> None:
         if begin > 0:
             self._fill_sources(rows)
-        base = self.directory.entries[segment.number, layout.DIRECTORY_BASE]
         segment.tail = self._kernels.append(
-            base, self.stride, segment.tail, segment.rows, begin, end, self.table,
+            segment.base, self.stride, segment.tail, segment.rows, begin, end, self.table,
             self._sources,
         )  # fmt: skip
         segment.rows += end - begin
+        self.live_rows[segment.number] += end - begin
 
     def _fill_sources(self, rows: Rows) -> None:
         """Hand the kernel the arrays, as object ids: it finds their data by itself."""
@@ -219,9 +219,9 @@ class RowStore:
         if number == len(self._segments):
             self._segments.append(None)
         self._grow_counts(number + 1)
-        segment = Segment(self._pool.bytes(size), number)
+        segment = Segment(self._pool.bytes(size), number, self.stride)
         if self.tracking:
-            segment.owners = np.full(segment.buffer.size // self.stride, -1, np.int32)
+            segment.owners = np.full(segment.most, -1, np.int32)
         self._segments[number] = segment
         self.live_rows[number] = self.sealed[number] = 0
         self.allocated += segment.buffer.size
@@ -244,8 +244,7 @@ class RowStore:
             entries = entries.copy()
         segment = self._segments[number]
         if segment is not None:
-            base = self._kernels.data_address(id(segment.buffer))
-            entries[number] = base, self.stride, len(self.columns)
+            entries[number] = segment.base, self.stride, len(self.columns)
         buffers = tuple(s.buffer if s is not None else None for s in self._segments)
         self.directory = Directory(entries, buffers)
 
@@ -258,6 +257,7 @@ class RowStore:
 
     def _drop(self, segment: Segment) -> None:
         self._segments[segment.number] = None
+        self._pool.keep(segment.buffer)
         self.sealed[segment.number] = 0
         self.allocated -= segment.buffer.size
         self._renew_directory(segment.number)
@@ -290,11 +290,26 @@ class RowStore:
             if segment is None:
                 continue
             if segment.owners is None:
-                segment.owners = np.full(segment.buffer.size // self.stride, -1, np.int32)
+                segment.owners = np.full(segment.most, -1, np.int32)
             here = (locations >> 32) == number
             segment.owners[locations[here] & 0xFFFFFFFF] = slots[here]
 
     # -- reading --------------------------------------------------------------------------------
+    def move(self, locations: Ints, per_item: NDArray[np.int32]) -> Ints:
+        """Store whole items again at the end, and give up their old rows; returns where."""
+        columns, present = self.pin(locations, per_item).gather(np.empty)
+        flags = [(present or {}).get(name) for name in self.names]
+        rows = Rows(int(per_item.sum()), [columns[name] for name in self.names], flags)
+        moved, _ = self.append(rows, per_item, locations.size)
+        if moved.size != locations.size:
+            moved = self._locations(int(moved[0]), per_item)
+        self.give_up(locations, per_item)
+        return moved
+
+    def give_up(self, locations: Ints, per_item: NDArray[np.int32]) -> None:
+        """The rows of items are needed no more."""
+        np.subtract.at(self.live_rows, locations >> 32, per_item)
+
     def pin(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
         """Under the lock: fix what is to be read, so that it can be read without the lock."""
         return Reader(self, self.directory, locations, per_item)

@@ -1,0 +1,106 @@
+"""Checks of what a table's calls are given: each returns a clean value or says what is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.errors import InvalidValue
+from recollect.storage.base import ONE_ROW
+
+Keys = NDArray[np.uint64]
+
+
+def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
+    """A whole number within bounds."""
+    if isinstance(value, np.integer):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    if value > most:
+        raise InvalidValue(f"{name}: expected at most {most}, got {value}")
+    return value
+
+
+def seconds(name: str, value: Any) -> float:
+    """A time span of 0 or more; infinity is one."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise InvalidValue(f"{name}: expected seconds of 0 or more, or None, got {value!r}")
+    return min(float(value), math.inf)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, and nothing else."""
+    if not isinstance(value, bool | np.bool_):
+        raise InvalidValue(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(f"{name}: expected text, got {value!r}")
+    return value
+
+
+def keys_of(keys: Any) -> Keys:
+    """Keys as a flat array of uint64."""
+    if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
+        return np.ascontiguousarray(keys)
+    try:
+        array = np.asarray(keys)
+    except ValueError:
+        array = np.zeros(1)
+    if array.size == 0:
+        return np.zeros(0, np.uint64)
+    if array.dtype.kind not in "iu" or array.ndim > 1 or int(array.min()) < 0:
+        raise InvalidValue(f"keys: expected a flat array of keys, as insert returns, got {keys!r}")
+    return np.atleast_1d(array).astype(np.uint64)
+
+
+def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
+    """How many rows each item has (one number where all have the same), and how many items."""
+    if type(rows_per_item) is int:
+        if rows_per_item == 1:
+            return ONE_ROW, rows
+        if rows_per_item < 1 or rows % rows_per_item:
+            raise InvalidValue(
+                f"rows_per_item: {rows} rows do not make items of {rows_per_item} rows"
+            )
+        return np.array([rows_per_item], np.int32), rows // rows_per_item
+    try:
+        counts = np.asarray(rows_per_item)
+    except ValueError:
+        counts = np.zeros(1)
+    if counts.dtype.kind not in "iu" or counts.ndim > 1:
+        raise InvalidValue(
+            f"rows_per_item: expected a whole number, or one per item, got {rows_per_item!r}"
+        )
+    if counts.ndim == 0:
+        return items_of(rows, int(counts))
+    if (counts < 1).any() or int(counts.sum()) != rows:
+        raise InvalidValue(
+            f"rows_per_item: expected numbers above 0 that add up to {rows} rows, got a sum of "
+            f"{int(counts.sum())}"
+        )
+    return np.ascontiguousarray(counts, dtype=np.int32), counts.size
+
+
+def names(name: str, values: Any) -> tuple[str, ...]:
+    """Names: one, or several."""
+    if isinstance(values, str):
+        return (values,)
+    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
+        raise InvalidValue(f"{name}: expected names, got {values!r}")
+    return tuple(values)
+
+
+def many(count: int, one: str, several: str | None = None) -> str:
+    """A count with its noun."""
+    return f"{count} {one}" if count == 1 else f"{count} {several or one + 's'}"

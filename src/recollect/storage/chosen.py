@@ -1,0 +1,133 @@
+"""Items that a call got from memory: what the table knew of them, and readers of their payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.batch import Batch
+from recollect.info import Info
+from recollect.kernels import layout
+from recollect.storage.items import Items
+from recollect.storage.rows import Allocate, Reader, RowStore
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Keys = NDArray[np.uint64]
+Array = NDArray[Any]
+
+# rows of what the kernel `choose` fills
+KEY, TIMES, LOCATION, SLOT, LEFT = 0, 1, 2, 3, 4
+PROBABILITY, PRIORITY, WEIGHTS = 0, 1, 2
+
+_ends_of: dict[int, Ints] = {}
+
+
+class MemoryChosen:
+    """Some items, as of the moment they were chosen. `pin` must come before `read`."""
+
+    __slots__ = (
+        "_allocate", "_reader", "_rows", "_shared", "_sizes", "columns", "count", "extra", "floats",
+        "ints", "left", "table_size", "worn",
+    )  # fmt: skip
+
+    def __init__(self, ints: Ints, floats: Floats, count: int, left: int = 0) -> None:
+        self.ints = ints
+        self.floats = floats
+        self.count = count
+        self.left = left
+        self.worn: MemoryChosen | None = None
+        self.columns: Sequence[str] | None = None
+
+    @property
+    def keys(self) -> Keys:
+        return self.ints[KEY].view(np.uint64)
+
+    @property
+    def slots(self) -> Ints:
+        return self.ints[SLOT]
+
+    def pin(self, items: Items, rows: RowStore, shared: RowStore | None, allocate: Allocate) -> None:
+        """Under the lock: hold the segments, and take down every field that somebody set."""
+        owned = items.owned
+        slots = self.ints[SLOT]
+        extra: dict[str, Array] = {}
+        for name, field in items.fields.items():
+            extra[name] = field.read(slots)
+        if layout.A_DELIVERIES in owned:
+            extra["deliveries"] = owned[layout.A_DELIVERIES][slots].astype(np.int64) + 1
+        self.extra = extra
+        self._rows = owned[layout.A_ROWS][slots] if layout.A_ROWS in owned else None
+        self._reader: Reader = rows.pin(self.ints[LOCATION], self._rows)
+        self._shared: Reader | None = None
+        if shared is not None:
+            self._shared = shared.pin(owned[layout.A_SHARED][slots], None)
+        self.table_size: int = items.now[layout.LIVE]
+        self._allocate = allocate
+
+    def narrow(self) -> None:
+        """Hold only what is needed: for those that are kept for long."""
+        self._reader.narrow()
+        if self._shared is not None:
+            self._shared.narrow()
+
+    def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
+        """Copy the payload; needs no lock."""
+        allocate = self._allocate if allocate is None else allocate
+        columns, present = self._reader.gather(allocate, self.columns)
+        shared = shared_present = None
+        if self._shared is not None:
+            shared, shared_present = self._shared.gather(allocate)
+        ints, floats = self.ints, self.floats
+        arrays = self.extra
+        arrays["keys"] = ints[KEY].view(np.uint64)
+        arrays["priority"] = floats[PRIORITY]
+        arrays["probability"] = floats[PROBABILITY]
+        arrays["weights"] = floats[WEIGHTS]
+        arrays["times_sampled"] = ints[TIMES]
+        arrays["row_offsets"] = _ends(self.count) if self._rows is None else _sums(self._rows)
+        info = Info(arrays, self.table_size, lease)
+        return Batch._make(columns, info, shared, present, shared_present)
+
+
+def joined(parts: Sequence[MemoryChosen]) -> MemoryChosen:
+    """Several choices as one."""
+    ints = np.concatenate([part.ints for part in parts], axis=1)
+    floats = np.concatenate([part.floats for part in parts], axis=1)
+    left = np.concatenate([part.ints[LEFT, : part.left] for part in parts])
+    ints[LEFT, : left.size] = left
+    return MemoryChosen(ints, floats, ints.shape[1], left.size)
+
+
+def named(items: Items, slots: Ints) -> MemoryChosen:
+    """Items that were named, not drawn."""
+    ints = np.zeros((5, slots.size), np.int64)
+    floats = np.ones((3, slots.size))
+    ints[KEY] = items.key[slots].view(np.int64)
+    ints[TIMES] = items.times[slots]
+    ints[LOCATION] = items.location[slots]
+    ints[SLOT] = slots
+    floats[PROBABILITY] = 1.0 / max(1, items.now[layout.LIVE])
+    floats[PRIORITY] = items.priority[slots]
+    return MemoryChosen(ints, floats, slots.size)
+
+
+def _ends(count: int) -> Ints:
+    """0, 1, ..., count: where items of one row start. Shared between batches, so read-only."""
+    ends = _ends_of.get(count)
+    if ends is None:
+        ends = np.arange(count + 1)
+        ends.setflags(write=False)
+        if len(_ends_of) >= 64:
+            _ends_of.clear()
+        _ends_of[count] = ends
+    return ends
+
+
+def _sums(counts: Array) -> Ints:
+    ends = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=ends[1:])
+    return ends

@@ -1,0 +1,289 @@
+"""Which indexes a table has, and how they follow its items.
+
+An index is made when a selector first needs it, over all items or in every partition, and kept
+up from then on. This is where items enter and leave all of them at once, where they get room,
+and where weights that age are scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.kernels import layout
+from recollect.selectors import Linear, Prioritized, Selector, parts_of
+from recollect.storage.fields import FieldValue
+from recollect.storage.indexes import Index, Indexes, IndexKind
+from recollect.storage.items import Items
+from recollect.storage.partitions import Partitions
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Array = NDArray[Any]
+
+ADD, REMOVE, CHANGE, SHOW, HIDE, FILL = 1, 2, 3, 4, 5, 8  # verbs of the kernel `arrange`
+NORMALIZE = {None: 0, "batch": 1, "table": 2}
+OVERFLOWING = 400.0  # halvings ahead of the reference at which weights are scaled anew
+VANISHING = 1e-200  # a sum of weights below which their ratios would be lost
+
+
+class Plan:
+    """How a selector is executed: worked out once."""
+
+    __slots__ = ("aging", "beta", "kind", "normalize", "rows", "selector", "stratified")
+
+    def __init__(self, selector: Selector, staying: bool) -> None:
+        self.selector = selector  # keeps the id alive by which the plan is found
+        self.kind = IndexKind.of(selector, staying=staying)
+        self.rows: Ints | None = None  # the row of its index over all items
+        self.beta: float | Linear = 0.0
+        self.stratified = self.normalize = 0
+        self.aging = False
+        if isinstance(selector, Prioritized):
+            self.beta = selector.beta
+            self.stratified = int(selector.stratified)
+            self.normalize = NORMALIZE[selector.normalize]
+            self.aging = selector.half_life is not None
+
+
+class Indexing:
+    """All indexes of a memory storage. Its caller holds the lock."""
+
+    def __init__(self, items: Items, partition_by: tuple[str, ...], kernels: Any) -> None:
+        self._items = items
+        self._kernels = kernels.items
+        self.partitions = Partitions(partition_by, items.block)
+        self.indexes = Indexes(items.block)
+        self.work: Ints = np.zeros(1024, np.int64)
+        self._plans: dict[tuple[int, bool], Plan] = {}
+        self._zeros = False  # whether an item of priority 0 ever came
+        self._scratch: Index | None = None
+        self._bits = {
+            "priority": layout.DEPENDS_PRIORITY,
+            "times_sampled": layout.DEPENDS_TIMES,
+            "version": layout.DEPENDS_VERSION,
+        }
+        if partition_by:
+            items.keep(layout.A_PARTITION)
+
+    # -- finding the indexes for a call -----------------------------------------------------------
+    def plan(self, selector: Selector, staying: bool) -> Plan:
+        plan = self._plans.get((id(selector), staying))
+        if plan is None:
+            plan = self._plans[id(selector), staying] = Plan(selector, staying)
+        return plan
+
+    def rows_over_all(self, plan: Plan) -> Ints:
+        """The index over all items."""
+        if plan.rows is None:
+            row = self.indexes.find(plan.kind)
+            if row is None:
+                index = self._make(plan.kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=False)
+                visible = self._items.visible()
+                index.reference_to(self._items.newest_version(visible))
+                row = self.indexes.add_whole(index)
+                self._give_room(index, None, self._items.now[layout.SLOTS])
+                self._fill(row, visible)
+            plan.rows = np.array([row], np.int64)
+        return plan.rows
+
+    def rows_in(self, plan: Plan, partitions: list[int]) -> Ints:
+        """The indexes of some partitions, those without items left out."""
+        family = self._family(plan.kind)
+        rows = [self.indexes.row_of(number, family) for number in partitions]
+        table = self.indexes.table
+        return np.array([row for row in rows if table[row, layout.COUNT]], np.int64)
+
+    def rows_of(self, plan: Plan, slots: Ints) -> Ints:
+        """An index of just these items, for one call."""
+        if not slots.size:
+            return np.zeros(0, np.int64)
+        row = self.indexes.scratch
+        index = self._make(plan.kind, self.indexes.table[row], dense=True)
+        index.row[layout.DEPENDS] = 0
+        index.reference_to(self._items.newest_version(slots))
+        self._give_room(index, None, slots.size)
+        self._fill(row, slots)
+        self._scratch = index  # its arrays must live as long as the row points to them
+        return np.array([row], np.int64)
+
+    def keep_for(self, selectors: list[Selector]) -> None:
+        """Forget the indexes that none of these selectors uses."""
+        parts = parts_of(*selectors)
+        kinds = {IndexKind.of(part, staying=staying) for part in parts for staying in (True, False)}
+        self.indexes.keep(kinds)
+        self._plans.clear()
+
+    # -- making them ------------------------------------------------------------------------------
+    def _make(self, kind: IndexKind, row: Ints, *, dense: bool) -> Index:
+        depends = 0
+        if kind.kind == layout.ORDER:
+            depends = self.bit(kind.by) if kind.by != "seq" else 0
+            depends |= layout.DEPENDS_TIMES if kind.leveled else 0
+        elif kind.kind == layout.WEIGHT:
+            self._items.use_priorities()
+            depends = layout.DEPENDS_PRIORITY
+            if kind.half_life is not None:
+                depends |= layout.DEPENDS_VERSION
+                self._items.field("version")
+        return Index(kind, row, depends, dense)
+
+    def _make_for_partition(self, kind: IndexKind) -> Index:
+        index = self._make(kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=True)
+        like = [i for i in self.indexes if i.kind == kind]
+        index.reference_to(
+            like[0].reference if like else self._items.newest_version(self._items.visible())
+        )
+        return index
+
+    def _family(self, kind: IndexKind) -> int:
+        """The number of an index that every partition keeps, made when it is first needed."""
+        indexes = self.indexes
+        if kind in indexes.families:
+            return indexes.families.index(kind)
+        family = indexes.add_family(kind, self._make_for_partition)
+        by_slot: dict[int, Array] = {}
+        visible = self._items.visible()
+        numbers = self._items.owned[layout.A_PARTITION][visible]
+        for number, partition in enumerate(indexes.partitions):
+            members = visible[numbers == number]
+            self._give_room(partition[family], by_slot, max(16, members.size))
+            self._fill(indexes.row_of(number, family), members)
+        return family
+
+    def partition(self, values: tuple[Any, ...]) -> int:
+        """The number of a partition, made when its first item comes."""
+        number = self.partitions.find(values)
+        if number is None:
+            number = self.indexes.add_partition(self._make_for_partition)
+            self.partitions.add(values, number)
+            for family, index in enumerate(self.indexes.partitions[number]):
+                self._give_room(index, dict(self.indexes.partitions[0][family].arrays), 16)
+        return number
+
+    def _give_room(self, index: Index, family: dict[int, Array] | None, members: int) -> None:
+        index.resize_slots(self._items.now[layout.SLOTS], family)
+        index.reserve(members)
+        if self._zeros:
+            index.count_zeros()
+        self._refresh(index)
+
+    def _refresh(self, index: Index) -> None:
+        """After arrays were replaced: find its values again, add up its weights again."""
+        if index.kind.kind == layout.ORDER:
+            index.set_value(self._items.order_value(index.kind.by))
+        elif index.kind.kind == layout.WEIGHT:
+            self._kernels.rebuild_trees(index.row)
+
+    def _fill(self, row: int, slots: Ints) -> None:
+        """Add items to a new index, in the order of arrival."""
+        if slots.size:
+            slots = slots[np.argsort(self._items.seq(slots), kind="stable")]
+            self.arrange(slots, FILL + row, ADD)
+
+    # -- room -------------------------------------------------------------------------------------
+    def resize(self) -> None:
+        """The items have more slots now."""
+        slots = self._items.now[layout.SLOTS]
+        for index in self.indexes.whole:
+            index.resize_slots(slots)
+            index.reserve(slots)
+            self._refresh(index)
+        for family in range(len(self.indexes.families)):
+            by_slot: dict[int, Array] = {}
+            for partition in self.indexes.partitions:
+                partition[family].resize_slots(slots, by_slot)
+                self._refresh(partition[family])
+
+    def reserve(self, numbers: Array, count: int) -> None:
+        """Make room in partitions for `count` items that come, or for one per number."""
+        if not self.indexes.families:
+            return
+        arriving = {int(numbers[0]): count} if numbers.size == 1 else _tally(numbers)
+        for number, coming in arriving.items():
+            for index in self.indexes.partitions[number]:
+                needed = index.count + coming
+                if needed > index.room and index.reserve(max(needed, 2 * index.room)):
+                    self._refresh(index)
+
+    def make_work(self, items: int) -> None:
+        """Have scratch memory for a call about so many items."""
+        if 4 * items + 64 > self.work.size:
+            self.work = np.zeros(8 * items + 64, np.int64)
+
+    # -- following the items ----------------------------------------------------------------------
+    def arrange(self, slots: Ints, verb: int, depends: int = 0) -> None:
+        """Let items enter or leave indexes, as the verb says."""
+        if verb == SHOW and self.indexes.families:
+            self.reserve(self._items.owned[layout.A_PARTITION][slots], slots.size)
+        self.make_work(slots.size)
+        self._kernels.arrange(
+            self._items.block, self.indexes.table, slots, slots.size, verb, depends, self.work
+        )
+
+    def bit(self, field: str) -> int:
+        """The bit that stands for a field in what an index depends on."""
+        if field not in self._bits:
+            self._bits[field] = layout.FIRST_FREE_DEPENDENCY << (len(self._bits) - 3)
+        return self._bits[field]
+
+    def orders_by(self, field: str) -> bool:
+        """Whether an order depends on a field."""
+        return any(i.kind.kind == layout.ORDER and i.kind.by == field for i in self.indexes)
+
+    def expect(self, priorities: Floats) -> None:
+        """Priorities are about to be written: follow them, and count zeros if there are any."""
+        if priorities.size and priorities.min() == 0.0 and not self._zeros:
+            self._zeros = True
+            for index in self.indexes:
+                index.count_zeros()
+        if layout.A_PMAX not in self._items.owned and (priorities != 1.0).any():
+            self._items.use_priorities()
+
+    # -- weights that age -------------------------------------------------------------------------
+    def expect_versions(self, fields: Mapping[str, FieldValue]) -> None:
+        """Before versions come that are far ahead of a reference, move it there."""
+        version = fields.get("version")
+        if version is None:
+            return
+        newest = float(np.max(version))
+        for row, index in enumerate(self.indexes):
+            half_life = index.kind.half_life
+            if half_life is not None and (newest - index.reference) / half_life > OVERFLOWING:
+                self._rescale(row, newest)
+
+    def scale_for_draw(self, rows: Ints) -> None:
+        """Give the indexes of one draw one reference, at which their weights do not vanish."""
+        drawn = [row for row in rows.tolist() if row < self.indexes.scratch]
+        drawn = [row for row in drawn if self.indexes.table[row, layout.POSITIVE]]
+        if not drawn:
+            return
+        references = {self.indexes.at(row).reference for row in drawn}
+        total = sum(self.indexes.at(row).total for row in drawn)
+        if len(references) == 1 and total > VANISHING:
+            return
+        newest = max(self._items.newest_version(self._members(row)) for row in drawn)
+        for row in drawn:
+            if self.indexes.at(row).reference != newest:
+                self._rescale(row, newest)
+
+    def _members(self, row: int) -> Ints:
+        """The visible items in the index at a row."""
+        visible = self._items.visible()
+        whole = len(self.indexes.whole)
+        if row < whole:
+            return visible
+        number = (row - whole) // len(self.indexes.families)
+        return visible[self._items.owned[layout.A_PARTITION][visible] == number]
+
+    def _rescale(self, row: int, reference: float) -> None:
+        self.indexes.at(row).reference = reference
+        self.arrange(self._members(row), FILL + row, CHANGE)
+
+
+def _tally(numbers: Array) -> dict[int, int]:
+    values, counts = np.unique(numbers, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))

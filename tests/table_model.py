@@ -1,0 +1,469 @@
+"""A slow, obvious oracle of `rc.Table`: a plain list of items, and every rule by brute force.
+
+Where the rules leave no choice the model says exactly what must happen; where chance decides,
+it checks that what the table chose is allowed, and recomputes probability and weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import recollect as rc
+from recollect.selectors import Ordered
+
+Predicate = Callable[["Item"], bool]
+NEVER, BLOCKED, GO = rc.NeverPossible, rc.WaitTimeout, None
+
+
+@dataclass(eq=False)
+class Item:
+    """One item: its rows, what its rows share, and its fields; None stands for absent."""
+
+    key: int
+    seq: int
+    rows: list[dict[str, Any]]
+    shared: dict[str, Any]
+    fields: dict[str, Any]
+    inserted_at: float
+    nbytes: int = 0
+    times_sampled: int = 0
+    returned: int = 0
+    lease: int | None = None
+
+    def value(self, name: str) -> Any:
+        if name == "rows":
+            return len(self.rows)
+        if name in ("key", "seq", "times_sampled", "inserted_at", "nbytes"):
+            return getattr(self, name)
+        return self.fields[name]
+
+
+@dataclass
+class HeldLease:
+    items: list[Item]
+    owner: str
+    deadline: float
+
+
+def size_of(column: rc.Column, cell: Any) -> int:
+    """Bytes of payload in a cell."""
+    if cell is None:
+        return 0
+    if column.kind == "str":
+        return len(cell.encode())
+    return column.size * (len(cell) if column.ragged else 1)
+
+
+@dataclass
+class Model:
+    capacity: int
+    capacity_bytes: int | None
+    sampler: rc.Selector
+    remover: rc.Selector
+    limiter: rc.Limiter
+    max_times_sampled: int
+    columns: dict[str, rc.Column]
+    shared_columns: dict[str, rc.Column]
+    tags: Sequence[str] = ()
+    items: list[Item] = field(default_factory=list)
+    leases: dict[int, HeldLease] = field(default_factory=dict)
+    requests: dict[Any, list[int]] = field(default_factory=dict)
+    inserts: int = 0
+    samples: int = 0
+    removals: int = 0
+    sample_calls: int = 0
+    arrivals: int = 0
+    now: float = 0.0
+    credits: dict[Any, list[float]] = field(default_factory=dict)
+
+    # -- looking --------------------------------------------------------------------------------
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+    def find(self, key: int) -> Item | None:
+        return next((item for item in self.items if item.key == key), None)
+
+    def visible(self, where: Predicate | None = None) -> list[Item]:
+        return [i for i in self.items if i.lease is None and (where is None or where(i))]
+
+    def measure(self, item: Item) -> None:
+        item.nbytes = sum(
+            size_of(column, row[name])
+            for row in item.rows
+            for name, column in self.columns.items()
+        ) + sum(size_of(c, item.shared[name]) for name, c in self.shared_columns.items())
+
+    # -- limiter --------------------------------------------------------------------------------
+    def may_insert(self, k: int) -> bool:
+        size, limiter = self.inserts + k - self.removals, self.limiter
+        if isinstance(limiter, rc.Queue):
+            return size <= limiter.size
+        if isinstance(limiter, rc.SampleToInsertRatio):
+            difference = (self.inserts + k) * limiter.ratio - self.samples
+            return size <= limiter.min_size or difference <= limiter.bounds[1]
+        return True
+
+    def may_sample(self, k: int) -> bool:
+        size, limiter = self.inserts - self.removals, self.limiter
+        if isinstance(limiter, rc.Queue):
+            return size >= k
+        if isinstance(limiter, rc.SampleToInsertRatio):
+            difference = self.inserts * limiter.ratio - self.samples - k
+            return size >= limiter.min_size and difference >= limiter.bounds[0]
+        return size >= limiter.min_size
+
+    def never_sampled(self, k: int) -> bool:
+        if isinstance(self.limiter, rc.Queue):
+            return k > self.limiter.size
+        if isinstance(self.limiter, rc.SampleToInsertRatio):
+            return k > self.limiter.bounds[1] - self.limiter.bounds[0]
+        return False
+
+    def never_inserted(self, k: int) -> bool:
+        limiter = self.limiter
+        if isinstance(limiter, rc.Queue):
+            return k > limiter.size
+        if isinstance(limiter, rc.SampleToInsertRatio):
+            low, high = limiter.bounds
+            return k * limiter.ratio > high - low and k > limiter.min_size
+        return False
+
+    # -- what would happen ----------------------------------------------------------------------
+    def insert_outcome(self, new: list[Item]) -> Any:
+        payload = sum(item.nbytes for item in new)
+        bound = math.inf if self.capacity_bytes is None else self.capacity_bytes
+        if len(new) > self.capacity or payload > bound or self.never_inserted(len(new)):
+            return NEVER
+        if not self.may_insert(len(new)):
+            return BLOCKED
+        leased = [item for item in self.items if item.lease is not None]
+        too_many = len(leased) + len(new) > self.capacity
+        return BLOCKED if too_many or sum(i.nbytes for i in leased) + payload > bound else GO
+
+    def sample_outcome(self, n: int, where: Predicate | None, replace: bool) -> Any:
+        limit = self.max_times_sampled
+        distinct = n if isinstance(self.sampler, Ordered) or not replace else 1
+        if distinct > self.capacity or self.never_sampled(n):
+            return NEVER
+        if limit and n > self.capacity * limit:
+            return NEVER
+        found = self.visible(where)
+        worn_out = limit and sum(limit - item.times_sampled for item in found) < n
+        return BLOCKED if len(found) < distinct or worn_out or not self.may_sample(n) else GO
+
+    def take_count(self, n: int, where: Predicate | None, partial: bool) -> Any:
+        """How many items a take gets, or the error that it raises."""
+        if not partial and (n > self.capacity or self.never_sampled(n)):
+            return NEVER
+        found = len(self.visible(where))
+        for count in range(n, 0, -1) if partial else (n,):
+            if count <= found and self.may_sample(count):
+                return count
+        return BLOCKED
+
+    # -- selectors ------------------------------------------------------------------------------
+    def ordered(self, selector: Ordered, items: list[Item], *, staying: bool) -> list[Item]:
+        """Items in a selector's order; absent values last, ties by arrival."""
+        sign = -1 if selector.descending else 1
+
+        def place(item: Item) -> tuple[Any, ...]:
+            value = item.value(selector.by)
+            by_value = (1, 0) if value is None else (0, sign * value)
+            return (item.times_sampled if staying else 0, by_value, item.seq)
+
+        return sorted(items, key=place)
+
+    def weigh(self, selector: rc.Prioritized, items: list[Item]) -> list[float]:
+        weights = [i.fields["priority"] ** selector.alpha for i in items]
+        weights = [w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items)]
+        if selector.half_life is not None:
+            positive = [i.fields["version"] for i, w in zip(items, weights) if w > 0]
+            newest = max(positive, default=0)
+            ages = [(i.fields["version"] - newest) / selector.half_life for i in items]
+            weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages)]
+        return weights
+
+    def chances(self, selector: rc.Selector, items: list[Item]) -> dict[int, float]:
+        """The probability of each item in one draw, by key."""
+        weights = [1.0] * len(items)
+        if isinstance(selector, rc.Prioritized):
+            weights = self.weigh(selector, items)
+            if not any(weights):
+                weights = [1.0] * len(items)
+        total = math.fsum(weights)
+        return {item.key: w / total for item, w in zip(items, weights)}
+
+    def shares(self, role: str, selector: rc.Selector, n: int) -> list[tuple[rc.Selector, int]]:
+        """How many of n items each selector of a mixture gets; what rounding owes is kept."""
+        if not isinstance(selector, rc.Mixed):
+            return [(selector, n)]
+        parts = selector.selectors
+        owed = self.credits.setdefault((role, selector), [0.0] * len(parts))
+        owed[:] = [due + share * n for due, (_, share) in zip(owed, parts)]
+        counts = [max(0, math.floor(due)) for due in owed]
+        while sum(counts) < n:
+            best = max(range(len(parts)), key=lambda p: owed[p] - counts[p])
+            counts[best] += 1
+        while sum(counts) > n:
+            worst = min(range(len(parts)), key=lambda p: owed[p] - counts[p])
+            counts[worst] -= 1
+        owed[:] = [due - count for due, count in zip(owed, counts)]
+        return [(part, count) for (part, _), count in zip(parts, counts)]
+
+    # -- inserting ------------------------------------------------------------------------------
+    def insert(self, new: list[Item], present: set[int]) -> None:
+        """Evict what must leave and add; `present` are the keys in the table afterwards."""
+        gone = [i for i in self.items if i.key not in present]
+        expected = self.evict(new, gone)
+        if expected is not None:
+            assert [i.key for i in expected] == [i.key for i in self.ordered_like(expected, gone)]
+        self.remove(gone)
+        for item in new:
+            self.arrivals += 1
+            item.seq = self.arrivals
+        self.items += new
+        self.inserts += len(new)
+
+    def ordered_like(self, expected: list[Item], gone: list[Item]) -> list[Item]:
+        places = {item.key: place for place, item in enumerate(expected)}
+        return sorted(gone, key=lambda item: places.get(item.key, -1))
+
+    def evict(self, new: list[Item], gone: list[Item]) -> list[Item] | None:
+        """The items that must leave; None where chance decides, and `gone` is allowed."""
+        over = max(0, len(self.items) + len(new) - self.capacity)
+        payload = sum(item.nbytes for item in new)
+        left = self.visible()
+        leaving: list[Item] = []
+        chance = False
+        bound = self.capacity_bytes
+        size = self.nbytes
+        for selector, count in self.shares("remover", self.remover, over) if over else ():
+            chance |= not isinstance(selector, Ordered)
+            if not chance:
+                leaving += self.ordered(selector, left, staying=False)[:count]
+                left = [item for item in left if item not in leaving]
+        while bound is not None and not chance:
+            if size - sum(item.nbytes for item in leaving) + payload <= bound:
+                break
+            ((selector, _),) = [p for p in self.shares("remover", self.remover, 1) if p[1]]
+            chance = not isinstance(selector, Ordered)
+            if not chance:
+                leaving.append(self.ordered(selector, left, staying=False)[0])
+                left.remove(leaving[-1])
+        if not chance:
+            return leaving
+        self.check_evicted(gone, over, payload)
+        return None
+
+    def check_evicted(self, gone: list[Item], over: int, payload: int) -> None:
+        assert all(item.lease is None for item in gone)
+        assert len(gone) >= over
+        bound = math.inf if self.capacity_bytes is None else self.capacity_bytes
+        freed = sum(item.nbytes for item in gone)
+        assert self.nbytes - freed + payload <= bound
+        if len(gone) > over:  # the last one to go was needed
+            assert self.nbytes - freed + min(i.nbytes for i in gone) + payload <= bound or any(
+                self.nbytes - freed + i.nbytes + payload > bound for i in gone
+            )
+        if isinstance(self.remover, rc.Prioritized):
+            stayed = [i for i in self.visible() if i not in gone]
+            if any(i.fields["priority"] == 0 for i in gone):
+                assert not any(i.fields["priority"] > 0 for i in stayed)
+
+    def remove(self, items: list[Item]) -> None:
+        self.removals += len(items)
+        self.items = [item for item in self.items if item not in items]
+
+    # -- sampling -------------------------------------------------------------------------------
+    def sample(self, n: int, where: Predicate | None, replace: bool, info: rc.Info) -> list[Item]:
+        """Check what a sample drew, and count it; returns the items in the batch's order."""
+        size = len(self.items)
+        pool = self.visible(where)
+        start = list(pool)
+        drawn: list[Item] = []
+        sequential: list[float] = []
+        for selector, count in self.shares("sampler", self.sampler, n):
+            keys = [int(key) for key in info.keys[len(drawn) : len(drawn) + count]]
+            candidates = [i for i in pool if replace or i not in drawn]
+            if isinstance(selector, Ordered):
+                chosen = self.ordered(selector, candidates, staying=True)[:count]
+                assert [i.key for i in chosen] == keys
+                sequential += [1.0] * count
+                for item in chosen:
+                    self._count(item, pool)
+            else:
+                chosen = self._drawn(selector, keys, candidates, pool, replace, sequential)
+            drawn += chosen
+        self.samples += n
+        assert info.times_sampled.tolist() == [item.times_sampled for item in drawn]
+        assert info.table_size == size
+        self._check_chances(drawn, start, replace, sequential, info)
+        self.sample_calls += 1
+        return drawn
+
+    def _count(self, item: Item, pool: list[Item]) -> None:
+        item.times_sampled += 1
+        if self.max_times_sampled and item.times_sampled >= self.max_times_sampled:
+            self.remove([item])
+            pool.remove(item)
+
+    def _drawn(
+        self,
+        selector: rc.Selector,
+        keys: list[int],
+        candidates: list[Item],
+        pool: list[Item],
+        replace: bool,
+        sequential: list[float],
+    ) -> list[Item]:
+        """Follow random draws one after another."""
+        chosen = []
+        zeros = [i for i in candidates if i.fields["priority"] == 0]
+        first = self.chances(selector, candidates)
+        now = first
+        for key in keys:
+            item = next((i for i in candidates if i.key == key), None)
+            assert item is not None, f"{key} was drawn, and it is not among the candidates"
+            if self.max_times_sampled or not replace:
+                now = self.chances(selector, candidates)
+            assert now[key] > 0, "a zero priority was drawn while another is positive"
+            chance = now[key]
+            if not replace:
+                chance = first[key] if first[key] > 0 else 1 / len(zeros)
+            sequential.append(chance)
+            chosen.append(item)
+            self._count(item, pool)
+            if not replace or item not in pool:
+                candidates.remove(item)
+        return chosen
+
+    def _check_chances(
+        self,
+        drawn: list[Item],
+        start: list[Item],
+        replace: bool,
+        sequential: list[float],
+        info: rc.Info,
+    ) -> None:
+        selector = self.sampler
+        assert np.isfinite(info.probability).all()
+        assert np.isfinite(info.weights).all()
+        if isinstance(selector, rc.Mixed):
+            return
+        np.testing.assert_allclose(info.probability, sequential, rtol=1e-9, atol=1e-250)
+        if not isinstance(selector, rc.Prioritized):
+            assert (info.weights == 1.0).all()
+            return
+        if selector.normalize == "table" and (self.max_times_sampled or not replace):
+            return
+        beta = selector.beta
+        beta = beta.at(self.sample_calls) if isinstance(beta, rc.Linear) else beta
+        weights = (len(start) * np.array(sequential)) ** -beta
+        if selector.normalize == "batch":
+            weights /= weights.max()
+        elif selector.normalize == "table":
+            chances = [c for c in self.chances(selector, start).values() if c > 0]
+            weights /= (len(start) * min(chances)) ** -beta
+        np.testing.assert_allclose(info.weights, weights, rtol=1e-9)
+
+    # -- taking and leases ----------------------------------------------------------------------
+    def take(self, n: int, where: Predicate | None, info: rc.Info) -> list[Item]:
+        """Check what a take chose; returns the items, which are still there."""
+        assert info.table_size == len(self.items)
+        candidates = self.visible(where)
+        chosen: list[Item] = []
+        for selector, count in self.shares("sampler", self.sampler, n):
+            keys = [int(key) for key in info.keys[len(chosen) : len(chosen) + count]]
+            if isinstance(selector, Ordered):
+                part = self.ordered(selector, candidates, staying=False)[:count]
+                assert [i.key for i in part] == keys
+                candidates = [i for i in candidates if i not in part]
+            else:
+                part = []
+                for key in keys:
+                    now = self.chances(selector, candidates)
+                    assert now.get(key, 0) > 0, f"{key} may not be taken"
+                    part.append(next(i for i in candidates if i.key == key))
+                    candidates.remove(part[-1])
+            chosen += part
+        assert len(chosen) == n
+        for item in chosen:
+            item.times_sampled += 1
+        self.samples += n
+        assert info.times_sampled.tolist() == [item.times_sampled for item in chosen]
+        return chosen
+
+    def lease(self, lease: Any, items: list[Item], owner: str, deadline: float) -> None:
+        self.leases[lease.id] = HeldLease(items, owner, deadline)
+        for item in items:
+            item.lease = lease.id
+
+    def confirm(self, lease: int) -> None:
+        self.remove(self.leases.pop(lease).items)
+
+    def give_back(self, lease: int) -> None:
+        for item in self.leases.pop(lease).items:
+            item.lease = None
+            item.times_sampled -= 1
+            item.returned += 1
+            self.samples -= 1
+
+    def pass_time(self, now: float) -> None:
+        self.now = now
+        for lease in [number for number, held in self.leases.items() if held.deadline <= now]:
+            self.give_back(lease)
+
+    def clear(self) -> None:
+        self.leases.clear()
+        self.remove(list(self.items))
+
+    # -- comparing ------------------------------------------------------------------------------
+    def check_batch(self, batch: rc.Batch, items: list[Item]) -> None:
+        """Every cell and field of a batch is that of the items."""
+        info = batch.info
+        assert info.keys.tolist() == [item.key for item in items]
+        assert info.row_offsets.tolist() == [0, *np.cumsum([len(i.rows) for i in items])]
+        assert info.priority.tolist() == [item.fields["priority"] for item in items]
+        assert info.version.tolist() == [
+            -1 if i.fields["version"] is None else i.fields["version"] for i in items
+        ]
+        assert info.task.tolist() == [item.fields["task"] for item in items]
+        assert info.status.tolist() == [item.fields["status"] for item in items]
+        assert info.deliveries.tolist() == [item.returned + 1 for item in items]
+        for tag in self.tags:
+            if hasattr(info, tag):
+                got = [None if v is None or v != v else v for v in getattr(info, tag).tolist()]
+                assert got == [item.fields[tag] for item in items], tag
+            else:
+                assert all(item.fields[tag] is None for item in items), tag
+        rows = [row for item in items for row in item.rows]
+        assert list(batch.columns) == list(self.columns)
+        for name, column in self.columns.items():
+            check_column(name, column, batch, [row[name] for row in rows])
+        for name, column in self.shared_columns.items():
+            check_column(name, column, batch.shared, [item.shared[name] for item in items])
+
+
+def check_column(name: str, column: rc.Column, batch: Any, cells: list[Any]) -> None:
+    """A column of a batch has these cells, None where absent."""
+    data = batch.columns[name]
+    present = [cell is not None for cell in cells]
+    if column.optional:
+        assert batch.present[name].tolist() == present, name
+    if column.ragged:
+        empty: Any = "" if column.kind == "str" else np.zeros((0, *column.shape))
+        got = data.to_list()
+        assert len(got) == len(cells)
+        for one, other in zip(got, cells):
+            assert np.array_equal(one, empty if other is None else other), (name, one, other)
+    else:
+        assert data.dtype == column.dtype
+        zero = np.zeros(column.shape, column.dtype)
+        wanted = np.array([zero if cell is None else cell for cell in cells], column.dtype)
+        assert np.array_equal(data, wanted.reshape(data.shape)), name
