@@ -86,6 +86,10 @@ class Model:
     def nbytes(self) -> int:
         return sum(item.nbytes for item in self.items)
 
+    @property
+    def bound(self) -> float:
+        return math.inf if self.capacity_bytes is None else self.capacity_bytes
+
     def find(self, key: int) -> Item | None:
         return next((item for item in self.items if item.key == key), None)
 
@@ -137,14 +141,18 @@ class Model:
     # -- what would happen ----------------------------------------------------------------------
     def insert_outcome(self, new: list[Item]) -> Any:
         payload = sum(item.nbytes for item in new)
-        bound = math.inf if self.capacity_bytes is None else self.capacity_bytes
-        if len(new) > self.capacity or payload > bound or self.never_inserted(len(new)):
+        if len(new) > self.capacity or payload > self.bound or self.never_inserted(len(new)):
             return NEVER
         if not self.may_insert(len(new)):
             return BLOCKED
         leased = [item for item in self.items if item.lease is not None]
         too_many = len(leased) + len(new) > self.capacity
-        return BLOCKED if too_many or sum(i.nbytes for i in leased) + payload > bound else GO
+        too_large = sum(item.nbytes for item in leased) + payload > self.bound
+        return BLOCKED if too_many or too_large else GO
+
+    def amend_fits(self, items: list[Item], payload: int) -> bool:
+        staying = [i for i in self.items if i.lease is not None or i in items]
+        return sum(item.nbytes for item in staying) + payload <= self.bound
 
     def sample_outcome(self, n: int, where: Predicate | None, replace: bool) -> Any:
         limit = self.max_times_sampled
@@ -219,60 +227,59 @@ class Model:
     # -- inserting ------------------------------------------------------------------------------
     def insert(self, new: list[Item], present: set[int]) -> None:
         """Evict what must leave and add; `present` are the keys in the table afterwards."""
-        gone = [i for i in self.items if i.key not in present]
-        expected = self.evict(new, gone)
-        if expected is not None:
-            assert [i.key for i in expected] == [i.key for i in self.ordered_like(expected, gone)]
-        self.remove(gone)
+        over = max(0, len(self.items) + len(new) - self.capacity)
+        self.evict(over, sum(item.nbytes for item in new), present, ())
         for item in new:
             self.arrivals += 1
             item.seq = self.arrivals
         self.items += new
         self.inserts += len(new)
 
-    def ordered_like(self, expected: list[Item], gone: list[Item]) -> list[Item]:
-        places = {item.key: place for place, item in enumerate(expected)}
-        return sorted(gone, key=lambda item: places.get(item.key, -1))
+    def evict(self, over: int, payload: int, present: set[int], kept: Sequence[Item]) -> None:
+        """Items leave until `over` have gone and `payload` more bytes fit; `kept` may not."""
+        gone = [item for item in self.items if item.key not in present]
+        expected = self.leaving(over, payload, gone, kept)
+        if expected is None:
+            self.check_evicted(gone, over, payload, kept)
+        else:
+            assert {item.key for item in gone} == {item.key for item in expected}
+        self.remove(gone)
 
-    def evict(self, new: list[Item], gone: list[Item]) -> list[Item] | None:
-        """The items that must leave; None where chance decides, and `gone` is allowed."""
-        over = max(0, len(self.items) + len(new) - self.capacity)
-        payload = sum(item.nbytes for item in new)
-        left = self.visible()
+    def leaving(
+        self, over: int, payload: int, gone: list[Item], kept: Sequence[Item]
+    ) -> list[Item] | None:
+        """The items that must leave; None where chance decides."""
+        left = [item for item in self.visible() if item not in kept]
         leaving: list[Item] = []
         chance = False
-        bound = self.capacity_bytes
-        size = self.nbytes
-        for selector, count in self.shares("remover", self.remover, over) if over else ():
-            chance |= not isinstance(selector, Ordered)
-            if not chance:
-                leaving += self.ordered(selector, left, staying=False)[:count]
-                left = [item for item in left if item not in leaving]
-        while bound is not None and not chance:
-            if size - sum(item.nbytes for item in leaving) + payload <= bound:
+        parts = self.shares("remover", self.remover, over) if over else []
+        while True:
+            for selector, count in parts:
+                chance |= count > 0 and not isinstance(selector, Ordered)
+                if count and not chance:
+                    leaving += self.ordered(selector, left, staying=False)[:count]
+                    left = [item for item in left if item not in leaving]
+            if chance or self.nbytes - sum(i.nbytes for i in leaving) + payload <= self.bound:
                 break
-            ((selector, _),) = [p for p in self.shares("remover", self.remover, 1) if p[1]]
-            chance = not isinstance(selector, Ordered)
-            if not chance:
-                leaving.append(self.ordered(selector, left, staying=False)[0])
-                left.remove(leaving[-1])
+            parts = self.shares("remover", self.remover, 1)
         if not chance:
             return leaving
-        self.check_evicted(gone, over, payload)
+        evicted = max(over, len(leaving) + 1)
+        for _ in range(len(gone) - evicted):  # each was chosen by itself, for its bytes
+            self.shares("remover", self.remover, 1)
         return None
 
-    def check_evicted(self, gone: list[Item], over: int, payload: int) -> None:
-        assert all(item.lease is None for item in gone)
+    def check_evicted(
+        self, gone: list[Item], over: int, payload: int, kept: Sequence[Item]
+    ) -> None:
+        assert all(item.lease is None and item not in kept for item in gone)
         assert len(gone) >= over
-        bound = math.inf if self.capacity_bytes is None else self.capacity_bytes
-        freed = sum(item.nbytes for item in gone)
-        assert self.nbytes - freed + payload <= bound
+        after = self.nbytes - sum(item.nbytes for item in gone) + payload
+        assert after <= self.bound
         if len(gone) > over:  # the last one to go was needed
-            assert self.nbytes - freed + min(i.nbytes for i in gone) + payload <= bound or any(
-                self.nbytes - freed + i.nbytes + payload > bound for i in gone
-            )
+            assert any(after + item.nbytes > self.bound for item in gone)
         if isinstance(self.remover, rc.Prioritized):
-            stayed = [i for i in self.visible() if i not in gone]
+            stayed = [i for i in self.visible() if i not in gone and i not in kept]
             if any(i.fields["priority"] == 0 for i in gone):
                 assert not any(i.fields["priority"] > 0 for i in stayed)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from table_model import BLOCKED, GO, NEVER, Item, Model, Predicate
+from table_model import BLOCKED, GO, NEVER, Item, Model, Predicate, size_of
 
 import recollect as rc
 from recollect.selectors import Ordered
@@ -428,13 +428,13 @@ class Driver:
         def call() -> rc.Batch:
             return self.table.sample(n, where=query, replace=replace, timeout=0)
 
-        if isinstance(model.sampler, rc.Mixed) and expected is GO:
+        if isinstance(model.sampler, rc.Mixed) and len(model.visible(holds)) < n:
             # A mixture may ask for more than it turns out to need, but not for more than n.
             try:
                 batch = call()
             except (rc.WaitTimeout, rc.NeverPossible):
-                assert len(model.visible(holds)) < n
                 return
+            assert expected is GO
         else:
             batch = self.attempt(expected, call)
         if batch is not None:
@@ -553,7 +553,7 @@ class Driver:
             size
             for new in filling
             for n in names
-            if (size := self.cell_bytes(model.columns[n], new[n]))
+            if (size := size_of(model.columns[n], new[n]))
         )
         columns: dict[str, Any] = {n: [new[n] for new in filling] for n in names}
         if model.items and rng.random() < 0.2 and self.past_keys:
@@ -563,29 +563,24 @@ class Driver:
                 per_item.append(1)
                 for n in names:
                     columns[n].append(None)
-        bound = model.capacity_bytes
-        over = bound is not None and model.nbytes + coming > bound
-        self.say(f"amend {keys} {columns} clash={clash} over={over}")
+        fits = model.amend_fits(items, coming)
+        self.say(f"amend {keys} {columns} clash={clash} fits={fits}")
 
         def call() -> Any:
             return self.table.amend(
                 np.array(keys, np.uint64), columns, rows_per_item=np.array(per_item)
             )
 
-        if clash or over:
+        if clash or not fits:
             with pytest.raises(rc.RecollectError):
                 call()
             return
         assert call().tolist() == [model.find(key) is not None for key in keys]
+        model.evict(0, coming, set(self.table.counts("key")), items)
         for old, new in zip(stored, filling):
             old.update({n: cell for n, cell in new.items() if cell is not None})
         for item in items:
             model.measure(item)
-
-    def cell_bytes(self, column: rc.Column, cell: Any) -> int:
-        from table_model import size_of
-
-        return size_of(column, cell)
 
     def add_column(self) -> None:
         model = self.model

@@ -26,7 +26,7 @@ def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
     return value
 
 
-def seconds(name: str, value: Any) -> float:
+def time_span(name: str, value: Any) -> float:
     """A time span of 0 or more; infinity is one."""
     if isinstance(value, np.generic):
         value = value.item()

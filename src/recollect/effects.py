@@ -8,6 +8,7 @@ lock before the call returns. An error in a follower reaches the caller after th
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -129,10 +130,17 @@ class Effects:
         for follower in self.followers:
             follower.settle(number)
 
+    async def settle_async(self, number: int) -> None:
+        """The same for a coroutine, in a thread: a follower may wait for its disk there."""
+        if self.followers:
+            await asyncio.to_thread(self.settle, number)
+
     def add(self, follower: Follower) -> None:
         for verb in ("follow", "settle"):
             if not callable(getattr(follower, verb, None)):
-                raise InvalidValue(f"a follower has the methods follow and settle, got {follower!r}")
+                raise InvalidValue(
+                    f"a follower has the methods follow and settle, got {follower!r}"
+                )
         self.followers = (*self.followers, follower)
 
     def remove(self, follower: Follower) -> None:

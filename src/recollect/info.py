@@ -132,12 +132,19 @@ def info_to_columns(info: Info) -> tuple[Columns, dict[str, Any]]:
             meta["rows"] = int(array[-1])
             columns["row_starts"] = array[:-1]
         elif array.dtype.kind == "O":
-            cells = ["" if cell is None else cell for cell in array]
-            columns[name] = Ragged.from_list(cells, dtype=str)
-            present[name] = np.array([cell is not None for cell in array], np.bool_)
+            columns[name], present[name] = _with_absent(array)
         else:
             columns[name] = array
     return Columns._of(columns, present), meta
+
+
+def _with_absent(array: Array) -> tuple[ColumnData, Mask]:
+    """Text, or the numbers of a tag that some items do not have, and which have it."""
+    here = np.array([cell is not None for cell in array], np.bool_)
+    if any(not isinstance(cell, str) for cell in array[here]):
+        numbers = np.array([0 if cell is None else cell for cell in array])
+        return numbers.astype(np.bool_ if isinstance(array[here][0], bool) else np.int64), here
+    return Ragged.from_list(["" if cell is None else cell for cell in array], dtype=str), here
 
 
 def info_from_columns(columns: Columns, meta: Any) -> Info:
@@ -169,8 +176,12 @@ def info_from_columns(columns: Columns, meta: Any) -> Info:
 
 
 def _info_array(name: str, column: ColumnData, present: Mask | None) -> Array:
-    if isinstance(column, np.ndarray) and column.ndim == 1 and present is None:
-        return column
+    if isinstance(column, np.ndarray) and column.ndim == 1:
+        if present is None:
+            return column
+        numbers = column.astype(object)
+        numbers[~present] = None
+        return numbers
     if isinstance(column, Ragged) and column.kind == "str":
         cells = np.empty(len(column), object)
         cells[:] = column.to_list()

@@ -83,14 +83,14 @@ class Leases:
 
     def overdue(self, now: float) -> list[Lease]:
         """The leases whose deadline has passed."""
-        late: list[Lease] = []
+        late: dict[int, Lease] = {}  # one that was renewed has several entries in the heap
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
             held = self._held.get(number)
-            if held is not None and held.lease.deadline is not None:
-                if held.lease.deadline <= now and held.lease not in late:
-                    late.append(held.lease)
-        return late
+            deadline = None if held is None else held.lease.deadline
+            if held is not None and deadline is not None and deadline <= now:
+                late[number] = held.lease
+        return list(late.values())
 
     @property
     def timed(self) -> bool:

@@ -109,7 +109,7 @@ class SampleToInsertRatio(Limiter):
         _check_size("min_size", self.min_size, 1)
         low, high = self._parse_bounds()
         object.__setattr__(self, "_bounds", (low, high))
-        if isinstance(self.error_buffer, list):
+        if not _is_number(self.error_buffer):
             object.__setattr__(self, "error_buffer", (low, high))
         needed = max(1.0, self.ratio)
         if not high - low >= needed:
@@ -217,8 +217,9 @@ class Stack(Queue):
 
 
 def _is_number(value: Any) -> bool:
-    number = isinstance(value, Real) and not isinstance(value, bool) and value == value
-    return number and (value in (math.inf, -math.inf) or -1e300 < value < 1e300)
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return value in (math.inf, -math.inf) or -1e300 < float(value) < 1e300
 
 
 def _check_size(name: str, value: Any, least: int) -> None:

@@ -154,7 +154,8 @@ class Schema:
     def __init__(self, columns: Mapping[str, Column], what: str = "column") -> None:
         self.columns = dict(columns)
         self.what = what
-        self._shapes: tuple[int, tuple[tuple[int, ...], ...]] = (-1, ())
+        empty = tuple((0, *column.shape) for column in self.columns.values())
+        self._shapes: tuple[int, tuple[tuple[int, ...], ...]] = (0, empty)
         self._plain = self._plain_columns()
 
     def _plain_columns(self) -> list[tuple[str, np.dtype[Any]]] | None:
@@ -168,8 +169,8 @@ class Schema:
         """Make a schema of `Column`s, given under plain or nested names."""
         if not isinstance(signature, Mapping) or not signature:
             raise SchemaError(
-                f"signature: expected columns by name, such as {{'obs': rc.Column('float32', (4,))}}"
-                f", got {signature!r}"
+                "signature: expected columns by name, such as {'x': rc.Column('float32', (4,))}, "
+                f"got {signature!r}"
             )
         columns = {}
         for name, column in flatten(signature).items():
@@ -198,14 +199,16 @@ class Schema:
     def with_column(self, name: str, column: Column) -> Schema:
         """The same schema and one more column at its end."""
         if not isinstance(name, str) or not all(name.split(".")):
-            raise SchemaError(f"a column's name is text, with dots only between names, got {name!r}")
+            raise SchemaError(
+                f"a column's name is text, with dots only between names, got {name!r}"
+            )
         for other in self.columns:
             if f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}."):
                 raise SchemaError(f"column {name!r}: there is a column {other!r} already")
         return Schema({**self.columns, name: column}, self.what)
 
     def expand(self, names: Sequence[str]) -> list[str]:
-        """The dotted names of columns that are named by themselves or by what they are nested in."""
+        """The dotted names of columns that are named, or nested in what is named."""
         if isinstance(names, str):
             names = [names]
         expanded: list[str] = []
@@ -228,9 +231,7 @@ class Schema:
                 )
         return Schema({name: self.columns[name] for name in names}, self.what)
 
-    def filled(
-        self, stored: Batch, filling: Rows, given: Mask
-    ) -> tuple[Rows, NDArray[np.int64]]:
+    def filled(self, stored: Batch, filling: Rows, given: Mask) -> tuple[Rows, NDArray[np.int64]]:
         """Stored rows with absent cells filled in, and the payload that each row gains.
 
         `given` says which rows of `filling` count.
@@ -266,21 +267,17 @@ class Schema:
             return None
         columns = []
         count, shapes = self._shapes
-        position = 0
-        for name, dtype in plain:
+        for position, (name, dtype) in enumerate(plain):
             array = given.get(name)
             if type(array) is not np.ndarray or array.dtype is not dtype:
                 return None
-            if position == 0 and (array.ndim == 0 or len(array) != count):
-                if array.ndim == 0:
-                    return None
+            if position == 0 and array.ndim and len(array) != count:
                 count = len(array)
                 shapes = tuple((count, *column.shape) for column in self.columns.values())
                 self._shapes = (count, shapes)
             if array.shape != shapes[position] or not array.flags.c_contiguous:
                 return None
             columns.append(array)
-            position += 1
         return Rows(count, columns)
 
     def _check_any(self, given: Mapping[str, Any]) -> Rows:
@@ -330,8 +327,7 @@ class Schema:
         if (got.ragged, got.dtype, got.shape) == (expected.ragged, expected.dtype, expected.shape):
             return
         raise SchemaError(
-            f"{self.what} {name!r}: expected {expected} per row, got {got}"
-            + _hint(expected, got)
+            f"{self.what} {name!r}: expected {expected} per row, got {got}" + _hint(expected, got)
         )
 
     def payload(self, rows: Rows) -> int:
@@ -342,7 +338,9 @@ class Schema:
             present = None if rows.present is None else rows.present[place]
             if isinstance(column, Ragged):
                 lengths = column.lengths
-                payload += int((lengths if present is None else lengths[present]).sum()) * expected.size
+                payload += (
+                    int((lengths if present is None else lengths[present]).sum()) * expected.size
+                )
             elif column is not None:
                 payload += (rows.count if present is None else int(present.sum())) * expected.size
         return payload
@@ -462,7 +460,9 @@ def _absent_count(flat: Mapping[str, Any]) -> int:
 
 def _hint(expected: Column, got: Column) -> str:
     if expected.ragged != got.ragged:
-        wanted = "rc.Ragged(values, offsets), or a list of arrays" if expected.ragged else "one array"
+        wanted = (
+            "rc.Ragged(values, offsets), or a list of arrays" if expected.ragged else "one array"
+        )
         return f"; give {wanted}"
     if expected.dtype != got.dtype and expected.kind == got.kind == "array":
         return f"; convert it with .astype({str(expected.dtype)!r})"

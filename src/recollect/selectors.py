@@ -113,7 +113,7 @@ class Largest(Ordered):
 
 @dataclass(frozen=True)
 class StalestFirst(Ordered):
-    """The item with the lowest version: the order by lag, which no advance of the trainer changes."""
+    """The item with the lowest version: the order by lag, at whatever step the trainer is."""
 
     @property
     def by(self) -> str:
@@ -248,8 +248,10 @@ def parts_of(*selectors: Selector) -> list[Selector]:
     """Selectors with mixtures taken apart."""
     parts: list[Selector] = []
     for selector in selectors:
-        mixed = isinstance(selector, Mixed)
-        parts += [part for part, _ in selector.selectors] if mixed else [selector]
+        if isinstance(selector, Mixed):
+            parts += [part for part, _ in selector.selectors]
+        else:
+            parts.append(selector)
     return parts
 
 

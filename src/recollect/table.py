@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import flag, items_of, keys_of, many, names, seconds, text, whole
+from recollect.arguments import flag, items_of, keys_of, many, names, text, time_span, whole
 from recollect.batch import Batch
 from recollect.clock import Clock, SystemClock
 from recollect.effects import (
@@ -35,9 +35,16 @@ from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
 from recollect.requests import Request, Requests, check_request
 from recollect.schema import Column, Rows, Schema
-from recollect.selectors import Fifo, Lifo, Selector, Uniform
+from recollect.selectors import (
+    Fifo,
+    Lifo,
+    Selector,
+    Uniform,
+    different_items,
+    fields_used,
+    largest_alpha,
+)
 from recollect.selectors import ages as selectors_age
-from recollect.selectors import different_items, fields_used, largest_alpha
 from recollect.storage.base import Chosen, Layout, NewItems, Storage, Where
 from recollect.storage.fields import (
     BUILT_IN,
@@ -201,8 +208,8 @@ class Table:
         return table_from_config(config)
 
     # -- checks at construction -----------------------------------------------------------------
-    def _check_partition(self, fields: Any) -> tuple[str, ...]:
-        fields = names("partition_by", fields)
+    def _check_partition(self, given: Any) -> tuple[str, ...]:
+        fields = names("partition_by", given)
         allowed = [name for name in self._fields if name in self._settable()[1:]]
         for name in fields:
             if name not in allowed:
@@ -229,7 +236,9 @@ class Table:
 
     def _check_limiter(self, limiter: Any) -> Limiter:
         if not isinstance(limiter, Limiter):
-            raise InvalidValue(f"limiter: expected a limiter such as rc.MinSize(1), got {limiter!r}")
+            raise InvalidValue(
+                f"limiter: expected a limiter such as rc.MinSize(1), got {limiter!r}"
+            )
         limiter.check_capacity(self.capacity)
         return limiter
 
@@ -268,7 +277,7 @@ class Table:
         (2, array([1, 2]))
         """
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
         with self._transaction():
             self._enter()
@@ -294,12 +303,12 @@ class Table:
     ) -> Keys:
         """The same as `insert`, for asyncio."""
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
         keys, number = await self._gate.run_async(
             lambda: self._try_insert(insert), self._gate.departures, timeout, "insert"
         )
-        self._effects.settle(number)
+        await self._effects.settle_async(number)
         return keys
 
     def _checked_insert(
@@ -319,9 +328,7 @@ class Table:
         if shared is not None or self._shared_schema is not None:
             shared_schema, shared_rows = self._check_shared(shared, count)
         if fields:
-            fields = {
-                name: self._check_field(name, value, count) for name, value in fields.items()
-            }
+            fields = {name: self._check_field(name, value, count) for name, value in fields.items()}
         if priority is not None:
             priority = check_priority(priority, count, self._alpha)
         if request is not None:
@@ -371,14 +378,14 @@ class Table:
         if count == 0:
             return np.zeros(0, np.uint64), self._effects.number
         self._limiter.check_insert(count)
-        departures = self._limiter.departures_needed(self._counts, count)
-        if departures:
-            needs = many(departures, "more sample or removal", "more samples or removals")
-            return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         excess = len(storage) + count - self.capacity
         excess_bytes = 0
         if self.capacity_bytes is not None:
             excess_bytes = storage.nbytes + self._payload(insert) - self.capacity_bytes
+        departures = self._limiter.departures_needed(self._counts, count)
+        if departures:
+            needs = many(departures, "more sample or removal", "more samples or removals")
+            return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         if excess > 0 or excess_bytes > 0:
             blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
             if blocked is not None:
@@ -472,7 +479,7 @@ class Table:
         array([3, 3])
         """
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         n, bound, replace = self._check_sample(n, where, replace)
         with self._transaction():
             self._enter()
@@ -499,7 +506,7 @@ class Table:
     ) -> Batch:
         """The same as `sample`, for asyncio."""
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         n, bound, replace = self._check_sample(n, where, replace)
         chosen, number = await self._gate.run_async(
             lambda: self._try_sample(n, bound, replace),
@@ -507,7 +514,7 @@ class Table:
             timeout,
             f"sample({n})",
         )
-        self._effects.settle(number)
+        await self._effects.settle_async(number)
         return chosen.read()
 
     def _check_sample(self, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
@@ -597,7 +604,7 @@ class Table:
         1
         """
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         attempt = self._taking(n, where, lease, partial, owner)
         with self._transaction():
             self._enter()
@@ -620,11 +627,11 @@ class Table:
     ) -> Batch:
         """The same as `take`, for asyncio."""
         if timeout is not None:
-            timeout = seconds("timeout", timeout)
+            timeout = time_span("timeout", timeout)
         attempt = self._taking(n, where, lease, partial, owner)
         waited = self._gate.run_async(attempt, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = await waited
-        self._effects.settle(number)
+        await self._effects.settle_async(number)
         return chosen.read(lease=held)
 
     def _taking(
@@ -632,7 +639,7 @@ class Table:
     ) -> Callable[[], tuple[Chosen, Lease | None, int] | Blocked]:
         n = whole("n", n, 1)
         bound = None if where is None else self._where(where)
-        span = None if lease is None else seconds("lease", lease)
+        span = None if lease is None else time_span("lease", lease)
         partial = flag("partial", partial)
         if not isinstance(owner, str):
             raise InvalidValue(f"owner: expected text, got {owner!r}")
@@ -643,8 +650,9 @@ class Table:
             if partial:
                 allowed = self._limiter.samples_allowed(self._counts)
                 count = max(1, int(min(n, visible, allowed)))
-            self._limiter.check_sample(count)
-            self._check_size(count)
+            if not partial:
+                self._limiter.check_sample(count)
+                self._check_size(count)
             blocked = self._blocked(count, count, visible, count - visible)
             if blocked is not None:
                 return blocked
@@ -689,9 +697,9 @@ class Table:
             number = self._done()
         self._effects.settle(number)
 
-    def renew(self, lease: Lease | int, span: float) -> Lease:
+    def renew(self, lease: Lease | int, seconds: float) -> Lease:
         """Hold a lease for so many seconds from now."""
-        span = seconds("seconds", span)
+        span = time_span("seconds", seconds)
         with self._transaction():
             self._enter()
             renewed = self._leases.renew(lease, self._until(span))
@@ -1049,6 +1057,7 @@ class Table:
         if self._leases.timed:
             for lease in self._leases.overdue(self._clock.monotonic()):
                 self._bring_back(lease, "lapsed")
+            self._effects.deliver()
 
     # -- checks of what calls are given -----------------------------------------------------------
     def _settable(self) -> list[str]:
@@ -1104,7 +1113,9 @@ def _checked_storage(storage: Any) -> Storage:
         from recollect.storage.memory import MemoryStorage
 
         return MemoryStorage()
-    if not all(callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")):
+    if not all(
+        callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")
+    ):
         raise InvalidValue(f"storage: expected one such as rc.MemoryStorage(), got {storage!r}")
     made: Storage = storage
     return made

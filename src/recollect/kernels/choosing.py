@@ -13,14 +13,14 @@ import numpy as np
 from recollect.kernels.compile import inner
 from recollect.kernels.indexes import (
     _order_remove,
+    comes_before,
     order_first,
     place_of,
     set_weight,
     slot_at,
     swap_members,
-    unlink_first,
-    comes_before,
     unit_of,
+    unlink_first,
 )
 from recollect.kernels.layout import (
     A_MEMBERS,
@@ -29,18 +29,18 @@ from recollect.kernels.layout import (
     COUNT,
     HEAPED,
     KIND,
+    LEVELS,
     ORDER,
     UNIFORM,
     VISITS,
     WEIGHT,
-    LEVELS,
 )
 from recollect.kernels.random import next_below, next_unit
 from recollect.kernels.raw import float64_at, int32_at
 from recollect.kernels.tree import descend, find_leaf, total
 
 
-@inner("float64(int64[::1], boolean)")
+@inner("float64(ints, boolean)")
 def mass_of(x, by_zeros):
     """What one index contributes to a draw over several."""
     if x[KIND] == UNIFORM:
@@ -50,7 +50,7 @@ def mass_of(x, by_zeros):
     return total(x, x[A_TREE])
 
 
-@inner("float64(int64[:, ::1], int64[::1], boolean)")
+@inner("float64(table, ints, boolean)")
 def mass_of_all(table, rows, by_zeros):
     mass = 0.0
     for row in rows:
@@ -58,13 +58,13 @@ def mass_of_all(table, rows, by_zeros):
     return mass
 
 
-@inner("boolean(int64[:, ::1], int64[::1])")
+@inner("boolean(table, ints)")
 def only_zeros(table, rows):
     """Whether the indexes weigh items and none of them has a positive weight left."""
     return table[rows[0], KIND] == WEIGHT and mass_of_all(table, rows, False) <= 0.0
 
 
-@inner("Tuple((int64, float64))(int64[:, ::1], int64[::1], boolean, float64)")
+@inner("Tuple((int64, float64))(table, ints, boolean, float64)")
 def row_under(table, rows, by_zeros, left):
     """The index in which `left`, a number in [0, mass of all), falls; and the rest of it."""
     last = rows[0]
@@ -78,7 +78,7 @@ def row_under(table, rows, by_zeros, left):
     return last, mass_of(table[last], by_zeros) * 0.999999999999
 
 
-@inner("int64(int64[:, ::1], int64[::1])")
+@inner("int64(table, ints)")
 def count_of_all(table, rows):
     count = np.int64(0)
     for row in rows:
@@ -86,7 +86,7 @@ def count_of_all(table, rows):
     return count
 
 
-@inner("int64(int64[::1], int64[:, ::1], int64[::1])")
+@inner("int64(ints, table, ints)")
 def pop_first(items, table, rows):
     """Remove the first item of several orders from its own, and return its slot."""
     best = np.int64(-1)
@@ -99,7 +99,7 @@ def pop_first(items, table, rows):
     return best
 
 
-@inner("void(int64[::1], int64[::1], int64, int64, uint64[::1], int64[::1], float64[::1])")
+@inner("void(ints, ints, int64, int64, words, ints, floats)")
 def draw_many(items, x, n, stratified, random, chosen, probability):
     """n draws with replacement from one index, level by level."""
     if x[KIND] == UNIFORM:
@@ -126,7 +126,7 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
     items[VISITS] += n * x[LEVELS]
 
 
-@inner("Tuple((int64, float64))(int64[::1], int64[:, ::1], int64[::1], float64)")
+@inner("Tuple((int64, float64))(ints, table, ints, float64)")
 def draw_from_all(items, table, rows, unit):
     """One draw over several indexes; returns slot and probability."""
     by_zeros = only_zeros(table, rows)
@@ -142,7 +142,7 @@ def draw_from_all(items, table, rows, unit):
     return slot_at(x, place), float64_at(address)[place] / mass
 
 
-@inner("void(int64[::1], int64[:, ::1], int64[::1], int64, uint64[::1], int64[::1], float64[::1], int64[::1])")
+@inner("void(ints, table, ints, int64, words, ints, floats, ints)")
 def _distinct_uniform(items, table, rows, n, random, chosen, probability, work):
     """A shuffle of the first n: each chosen member is swapped in front of the others."""
     count = count_of_all(table, rows)
@@ -163,7 +163,7 @@ def _distinct_uniform(items, table, rows, n, random, chosen, probability, work):
     items[VISITS] += n
 
 
-@inner("void(int64[::1], int64[:, ::1], int64[::1], int64, uint64[::1], int64[::1], float64[::1], int64[::1], float64[::1])")
+@inner("void(ints, table, ints, int64, words, ints, floats, ints, floats)")
 def _distinct_weighted(items, table, rows, n, random, chosen, probability, work, floats):
     """Draw one after another, each drawn leaf set to zero until all are drawn.
 
@@ -194,7 +194,7 @@ def _distinct_weighted(items, table, rows, n, random, chosen, probability, work,
         set_weight(x, place_of(x, chosen[i]), weight, 1.0 if weight == 0.0 else 0.0)
 
 
-@inner("void(int64[::1], int64[:, ::1], int64[::1], int64, uint64[::1], int64[::1], float64[::1], int64[::1], float64[::1])")
+@inner("void(ints, table, ints, int64, words, ints, floats, ints, floats)")
 def choose_distinct(items, table, rows, n, random, chosen, probability, work, floats):
     """n different items. Those of an order are popped from it; others stay in their index."""
     kind = table[rows[0], KIND]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import threading
 import warnings
@@ -27,7 +28,20 @@ except ImportError:  # pragma: no cover - not a POSIX system: two processes may 
 
 PATIENCE = 2.0  # seconds of compiling before we say what is going on
 
+ALIASES = {  # what signatures call the arrays that kernels take
+    "float_table": "float64[:, ::1]",
+    "table": "int64[:, ::1]",
+    "floats": "float64[::1]",
+    "ints": "int64[::1]",
+    "words": "uint64[::1]",
+}
+
 _cached = False
+
+
+def _spelled(signature: str) -> str:
+    """A signature in Numba's own words."""
+    return re.sub("|".join(ALIASES), lambda name: ALIASES[name.group()], signature)
 
 
 def kernel(signature: str, *, nogil: bool | None = None) -> Callable[[Callable[..., Any]], Any]:
@@ -39,7 +53,7 @@ def kernel(signature: str, *, nogil: bool | None = None) -> Callable[[Callable[.
 
     def compile_now(function: Callable[..., Any]) -> Any:
         release = function.__module__.endswith(".rows") if nogil is None else nogil
-        return numba.njit(signature, cache=_cached, nogil=release)(function)
+        return numba.njit(_spelled(signature), cache=_cached, nogil=release)(function)
 
     return compile_now
 
@@ -52,12 +66,12 @@ def inner(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compile_when_called(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(no_cpython_wrapper=True)(function)
+        dispatcher = numba.njit(no_cpython_wrapper=True)(function)  # type: ignore[call-overload]
         resolve = dispatcher.get_call_template
 
         def resolve_once_compiled(arguments: Any, keywords: Any) -> Any:
             if not dispatcher.signatures:
-                dispatcher.compile(signature)
+                dispatcher.compile(_spelled(signature))
                 dispatcher.disable_compile()
             return resolve(arguments, keywords)
 
@@ -92,9 +106,9 @@ def compiling() -> Iterator[None]:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             _cached = True
-            before = numba.config.CACHE_DIR
-            numba.config.CACHE_DIR = str(folder)
-            stack.callback(setattr, numba.config, "CACHE_DIR", before)
+            settings: Any = numba.config
+            stack.callback(setattr, settings, "CACHE_DIR", settings.CACHE_DIR)
+            settings.CACHE_DIR = str(folder)
         notice = threading.Timer(PATIENCE, _say_it_compiles, [folder])
         notice.daemon = True
         notice.start()

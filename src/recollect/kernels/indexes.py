@@ -38,9 +38,9 @@ from recollect.kernels.layout import (
     BY_INT8,
     BY_INT32,
     BY_INT64,
-    BY_ROWS,
     BY_KEY,
     BY_PRIORITY,
+    BY_ROWS,
     BY_TIMES,
     COUNT,
     COUNTER_MASK,
@@ -82,14 +82,14 @@ ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
 
 
 # -- order --------------------------------------------------------------------------------------
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def seq_of(items, slot):
     if items[A_SEQ] != 0:
         return int64_at(items[A_SEQ])[slot]
     return int64_at(items[A_RECORD])[4 * slot + KEY] & COUNTER_MASK
 
 
-@inner("int64(int64[::1], int64[::1], int64)")
+@inner("int64(ints, ints, int64)")
 def order_value(items, x, slot):
     """An int64 that sorts as the item's value does; an absent value comes last."""
     kind = x[VALUE_TYPE]
@@ -124,19 +124,19 @@ def order_value(items, x, slot):
     return ~value if x[DESCENDING] else value
 
 
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def rows_of(items, slot):
     return np.int64(int32_at(items[A_ROWS])[slot]) if items[A_ROWS] != 0 else np.int64(1)
 
 
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def nbytes_of(items, slot):
     if items[A_NBYTES] != 0:
         return int64_at(items[A_NBYTES])[slot]
     return rows_of(items, slot) * items[ROW_BYTES]
 
 
-@inner("boolean(int64[::1], int64[::1], int64, int64)")
+@inner("boolean(ints, ints, int64, int64)")
 def comes_before(items, x, a, b):
     items[VISITS] += 1
     if x[LEVELED]:
@@ -152,13 +152,13 @@ def comes_before(items, x, a, b):
     return seq_of(items, a) < seq_of(items, b)
 
 
-@inner("void(int64[::1], int64, int64)")
+@inner("void(ints, int64, int64)")
 def _heap_put(x, slot, place):
     int32_at(x[A_HEAP])[place] = slot
     int32_at(x[A_HEAP_PLACE])[slot] = place + 1
 
 
-@inner("int64(int64[::1], int64[::1], int64)")
+@inner("int64(ints, ints, int64)")
 def _heap_rise(items, x, place):
     heap = int32_at(x[A_HEAP])
     slot = heap[place]
@@ -172,7 +172,7 @@ def _heap_rise(items, x, place):
     return place
 
 
-@inner("void(int64[::1], int64[::1], int64)")
+@inner("void(ints, ints, int64)")
 def _heap_sink(items, x, place):
     heap = int32_at(x[A_HEAP])
     count = x[HEAPED]
@@ -190,7 +190,7 @@ def _heap_sink(items, x, place):
     _heap_put(x, slot, place)
 
 
-@inner("void(int64[::1], int64[::1], int64)")
+@inner("void(ints, ints, int64)")
 def _order_add(items, x, slot):
     following = int32_at(x[A_NEXT])
     previous = int32_at(x[A_PREVIOUS])
@@ -218,7 +218,7 @@ def _order_add(items, x, slot):
         _heap_rise(items, x, x[HEAPED] - 1)
 
 
-@inner("void(int64[::1], int64[::1], int64[::1], int64)")
+@inner("void(ints, ints, ints, int64)")
 def _order_add_many(items, x, slots, n):
     """Link the items that continue the list one to the next; add the others one by one."""
     following = int32_at(x[A_NEXT])
@@ -243,7 +243,7 @@ def _order_add_many(items, x, slots, n):
         _order_add(items, x, slots[i])
 
 
-@inner("void(int64[::1], int64[::1], int64)")
+@inner("void(ints, ints, int64)")
 def _order_remove(items, x, slot):
     x[COUNT] -= 1
     items[VISITS] += 1
@@ -270,7 +270,7 @@ def _order_remove(items, x, slot):
         x[TAIL] = before
 
 
-@inner("int64(int64[::1], int64[::1])")
+@inner("int64(ints, ints)")
 def order_first(items, x):
     """The first item's slot, -1 where the index is empty."""
     head = x[HEAD]
@@ -281,7 +281,7 @@ def order_first(items, x):
     return head
 
 
-@inner("void(int64[::1], int64[::1], int64, int64[::1])")
+@inner("void(ints, ints, int64, ints)")
 def unlink_first(items, x, n, chosen):
     """Remove the first n items of an order whose heap is empty."""
     following = int32_at(x[A_NEXT])
@@ -299,7 +299,7 @@ def unlink_first(items, x, n, chosen):
 
 
 # -- dense sets ---------------------------------------------------------------------------------
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def _set_add(x, slot):
     place = x[COUNT]
     int32_at(x[A_MEMBERS])[place] = slot
@@ -308,7 +308,7 @@ def _set_add(x, slot):
     return place
 
 
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def _set_remove(x, slot):
     """Returns the hole, which the last member fills."""
     members = int32_at(x[A_MEMBERS])
@@ -321,7 +321,7 @@ def _set_remove(x, slot):
     return np.int64(hole)
 
 
-@inner("void(int64[::1], int64, int64)")
+@inner("void(ints, int64, int64)")
 def swap_members(x, a, b):
     members = int32_at(x[A_MEMBERS])
     places = int32_at(x[A_PLACE])
@@ -331,7 +331,7 @@ def swap_members(x, a, b):
 
 
 # -- weights ------------------------------------------------------------------------------------
-@inner("float64(int64[::1], int64[::1], int64)")
+@inner("float64(ints, ints, int64)")
 def weight_of(items, x, slot):
     """priority ** alpha, halved for every half-life between the reference and the version."""
     priority = float64_at(items[A_RECORD])[4 * slot + PRIORITY]
@@ -347,24 +347,24 @@ def weight_of(items, x, slot):
     return max(weight, SMALLEST_WEIGHT)
 
 
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def place_of(x, slot):
     return np.int64(int32_at(x[A_PLACE])[slot]) if x[A_MEMBERS] != 0 else np.int64(slot)
 
 
-@inner("int64(int64[::1], int64)")
+@inner("int64(ints, int64)")
 def slot_at(x, place):
     return np.int64(int32_at(x[A_MEMBERS])[place]) if x[A_MEMBERS] != 0 else np.int64(place)
 
 
-@inner("void(int64[::1], int64, float64, float64)")
+@inner("void(ints, int64, float64, float64)")
 def _write_leaf(x, place, weight, zero):
     float64_at(x[A_TREE])[place] = weight
     if x[A_ZEROS] != 0:
         float64_at(x[A_ZEROS])[place] = zero
 
 
-@inner("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
+@inner("void(ints, ints, ints, int64, int64, ints)")
 def _weight_change(items, x, slots, n, change, work):
     """Write the leaves of items that come, go or weigh something else, then their ancestors.
 
@@ -418,7 +418,7 @@ def _weight_change(items, x, slots, n, change, work):
             touched = 0
 
 
-@inner("void(int64[::1], int64, float64, float64)")
+@inner("void(ints, int64, float64, float64)")
 def set_weight(x, place, weight, zero):
     set_leaf(x, x[A_TREE], place, weight)
     if x[A_ZEROS] != 0:
@@ -426,7 +426,7 @@ def set_weight(x, place, weight, zero):
 
 
 # -- all kinds ----------------------------------------------------------------------------------
-@inner("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
+@inner("void(ints, ints, ints, int64, int64, ints)")
 def change_index(items, x, slots, n, change, work):
     """Add items to an index, remove them, or weigh them anew (which moves nothing else)."""
     if x[KIND] == WEIGHT:
@@ -446,6 +446,6 @@ def change_index(items, x, slots, n, change, work):
         items[VISITS] += n
 
 
-@inner("float64(uint64[::1], int64, int64, int64)")
+@inner("float64(words, int64, int64, int64)")
 def unit_of(random, i, n, stratified):
     return (i + next_unit(random)) / n if stratified else next_unit(random)

@@ -96,7 +96,7 @@ LOW = np.int64(0xFFFFFFFF)
 
 
 # -- slots and keys -----------------------------------------------------------------------------
-@inner("void(int64[::1], int64)")
+@inner("void(ints, int64)")
 def _link_free(items, slot):
     """Append a slot to the free list; the links of a free slot stand where its key would."""
     links = int64_at(items[A_RECORD])
@@ -116,7 +116,7 @@ def _low(word):
     return np.int64(-1) if half == LOW else half
 
 
-@inner("void(int64[::1], int64)")
+@inner("void(ints, int64)")
 def _unlink_free(items, slot):
     links = int64_at(items[A_RECORD])
     before, after = links[4 * slot] >> 32, _low(links[4 * slot])
@@ -130,14 +130,14 @@ def _unlink_free(items, slot):
         items[FREE_TAIL] = before
 
 
-@inner("int64(int64[::1], uint64)")
+@inner("int64(ints, uint64)")
 def _hash_of(items, key):
     word = key * np.uint64(0x9E3779B97F4A7C15)
     word ^= word >> np.uint64(32)
     return np.int64(word & np.uint64(items[HASH_SIZE] - 1))
 
 
-@inner("void(int64[::1], int64)")
+@inner("void(ints, int64)")
 def _hash_add(items, slot):
     entries = int32_at(items[A_HASH])
     place = _hash_of(items, uint64_at(items[A_RECORD])[4 * slot])
@@ -147,7 +147,7 @@ def _hash_add(items, slot):
     items[DISPLACED] += 1
 
 
-@inner("void(int64[::1], int64)")
+@inner("void(ints, int64)")
 def _hash_remove(items, slot):
     """Remove an entry and move back those that its place had pushed on."""
     entries = int32_at(items[A_HASH])
@@ -169,13 +169,13 @@ def _hash_remove(items, slot):
     items[DISPLACED] -= 1
 
 
-@inner("int64(int64[::1], uint64)")
+@inner("int64(ints, uint64)")
 def _home(items, key):
     """The slot that a key takes where it can: keys in a row stand in slots in a row."""
     return np.int64(key & np.uint64(COUNTER_MASK)) % items[SLOTS]
 
 
-@inner("int64(int64[::1], uint64)")
+@inner("int64(ints, uint64)")
 def _slot_of(items, key):
     """The slot of a stored key, -1 where its item has gone."""
     keys = uint64_at(items[A_RECORD])
@@ -194,7 +194,7 @@ def _slot_of(items, key):
     return np.int64(-1)
 
 
-@kernel("void(int64[::1], int64)")
+@kernel("void(ints, int64)")
 def add_slots(items, first):
     """Make the slots from `first` on free."""
     states = int8_at(items[A_RECORD])
@@ -203,7 +203,7 @@ def add_slots(items, first):
         _link_free(items, slot)
 
 
-@kernel("void(int64[::1])")
+@kernel("void(ints)")
 def rebuild_hash(items):
     """Enter every displaced item into a hash that is empty."""
     states = int8_at(items[A_RECORD])
@@ -214,7 +214,7 @@ def rebuild_hash(items):
             _hash_add(items, slot)
 
 
-@kernel("void(int64[::1], uint64[::1], int64[::1])")
+@kernel("void(ints, words, ints)")
 def find_slots(items, keys, slots):
     """The slot of each key, -1 for those that have gone."""
     for i in range(keys.size):
@@ -222,7 +222,7 @@ def find_slots(items, keys, slots):
 
 
 # -- the highest priority -----------------------------------------------------------------------
-@inner("void(int64[::1], int64, float64, float64)")
+@inner("void(ints, int64, float64, float64)")
 def _follow_priority(items, slot, old, new):
     """Keep the maximum of every 16; go up only while a maximum changes."""
     if items[A_PMAX] == 0:
@@ -259,7 +259,7 @@ def _follow_priority(items, slot, old, new):
         width = (width + 15) >> 4
 
 
-@kernel("void(int64[::1])")
+@kernel("void(ints)")
 def rebuild_maxima(items):
     """Compute all maxima anew, after the arrays grew."""
     maxima = float64_at(items[A_PMAX])
@@ -286,13 +286,8 @@ def rebuild_maxima(items):
 
 
 # -- storing and freeing ------------------------------------------------------------------------
-@kernel(
-    "void(int64[::1], int64, int64[::1], int32[::1], int64[::1], float64[::1], int32[::1],"
-    " float64, uint64[::1], int64[::1])"
-)
-def allocate(
-    items, n, locations, rows, nbytes, priorities, partitions, now, keys_out, slots_out
-):
+@kernel("void(ints, int64, ints, int32[::1], ints, floats, int32[::1], float64, words, ints)")
+def allocate(items, n, locations, rows, nbytes, priorities, partitions, now, keys_out, slots_out):
     """Give n items their keys and slots, and write what every item has.
 
     An array with one entry stands for all; one location stands for consecutive rows.
@@ -348,7 +343,7 @@ def allocate(
     items[LIVE] += n
 
 
-@inner("void(int64[::1], int64, int64, int64, int64)")
+@inner("void(ints, int64, int64, int64, int64)")
 def _leave_segment(items, live_rows, sealed, segment, rows):
     counts = int64_at(items[live_rows])
     counts[segment] -= rows
@@ -356,7 +351,7 @@ def _leave_segment(items, live_rows, sealed, segment, rows):
         items[DEAD_SEGMENTS] += 1
 
 
-@kernel("void(int64[::1], int64[::1], int64)")
+@kernel("void(ints, ints, int64)")
 def release(items, slots, n):
     """Free the slots of items that are in no index any more."""
     states = int8_at(items[A_RECORD])
@@ -389,7 +384,7 @@ def release(items, slots, n):
 
 
 # -- in and out of the indexes ------------------------------------------------------------------
-@inner("void(int64[::1], int64[::1], int64, int64)")
+@inner("void(ints, ints, int64, int64)")
 def _count_visible(items, slots, n, sign):
     """Items become visible (1) or invisible (-1): count them, and how often they were sampled."""
     times = int32_at(items[A_RECORD])
@@ -403,7 +398,7 @@ def _count_visible(items, slots, n, sign):
             int64_at(items[A_PARTITION_VISIBLE])[partition] += sign
 
 
-@inner("void(int64[::1], int64[::1], int64, int64)")
+@inner("void(ints, ints, int64, int64)")
 def _set_state(items, slots, n, state):
     states = int8_at(items[A_RECORD])
     for i in range(n):
@@ -414,16 +409,16 @@ def _set_state(items, slots, n, state):
         states[place] = state
 
 
-@inner("boolean(int64[::1], int64[::1], int64)")
+@inner("boolean(ints, ints, int64)")
 def _same_partition(items, slots, n):
     partitions = int32_at(items[A_PARTITION])
-    for i in range(1, n):
-        if partitions[slots[i]] != partitions[slots[0]]:
-            return False
-    return True
+    same = 1
+    while same < n and partitions[slots[same]] == partitions[slots[0]]:
+        same += 1
+    return same >= n
 
 
-@inner("void(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64, int64[::1])")
+@inner("void(ints, table, ints, int64, int64, int64, int64, ints)")
 def _each_index(items, table, slots, n, change, mask, skip, work):
     """Change every index but `skip` that depends on `mask`; a mask of 0 means every index.
 
@@ -454,7 +449,7 @@ def _each_index(items, table, slots, n, change, mask, skip, work):
                 change_index(items, table[row], slots[i:], count, change, work)
 
 
-@kernel("void(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64[::1])")
+@kernel("void(ints, table, ints, int64, int64, int64, ints)")
 def arrange(items, table, slots, n, verb, mask, work):
     """Make items visible or invisible, or change the indexes that depend on `mask`.
 
@@ -469,12 +464,12 @@ def arrange(items, table, slots, n, verb, mask, work):
     _each_index(items, table, slots, n, change, mask, -1, work)
     if verb == SHOW:
         _count_visible(items, slots, n, 1)
-    if verb == SHOW or verb == HIDE:
+    if verb in (SHOW, HIDE):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
 # -- sampling -----------------------------------------------------------------------------------
-@inner("boolean(int64[::1], int64[:, ::1])")
+@inner("boolean(ints, table)")
 def _depends_on_times(items, table):
     for row in range(min(items[GLOBALS] + items[FAMILIES], table.shape[0])):
         if table[row, DEPENDS] & DEPENDS_TIMES:
@@ -482,7 +477,7 @@ def _depends_on_times(items, table):
     return False
 
 
-@inner("void(int64[::1], int64[:, ::1], float64[:, ::1], int64)")
+@inner("void(ints, table, float_table, int64)")
 def _fill(items, ints, floats, n):
     """What a batch says of each of its items, as of now."""
     records = int64_at(items[A_RECORD])
@@ -496,7 +491,7 @@ def _fill(items, ints, floats, n):
         floats[IN_PRIORITY, i] = numbers[4 * slot + PRIORITY]
 
 
-@inner("void(int64[:, ::1], int64[::1], int64, float64, int64, int64, float64, float64[:, ::1])")
+@inner("void(table, ints, int64, float64, int64, int64, float64, float_table)")
 def _importance(table, rows, n, beta, normalize, size, smallest, floats):
     """(N · P) ** -beta, divided by the largest of the batch (1), of the table (2), or not (0)."""
     probability = floats[IN_PROBABILITY]
@@ -515,7 +510,7 @@ def _importance(table, rows, n, beta, normalize, size, smallest, floats):
         weights[i] = (probability[i] / reference) ** -beta
 
 
-@inner("float64(int64[:, ::1], int64[::1])")
+@inner("float64(table, ints)")
 def _smallest_probability(table, rows):
     smallest = np.inf
     for row in rows:
@@ -529,8 +524,8 @@ def _smallest_probability(table, rows):
 
 
 @kernel(
-    "int64(int64[::1], int64[:, ::1], int64[::1], int64, int64, int64, int64, float64, int64,"
-    " uint64[::1], int64[:, ::1], float64[:, ::1], int64[::1])"
+    "int64(ints, table, ints, int64, int64, int64, int64, float64, int64, words, table,"
+    " float_table, ints)"
 )
 def choose(
     items, table, rows, verb, n, replace, stratified, beta, normalize, random, ints, floats, work
@@ -590,18 +585,18 @@ def choose(
                 change_index(items, table[rows[0]], one, 1, REMOVE, work)
     if verb != SAMPLE:
         _count_visible(items, chosen, n, -1)
-        if verb == TAKE:
-            for i in range(n):
-                times[8 * chosen[i] + TIMES] += 1
         _set_state(items, chosen, n, LEASED)
         _each_index(items, table, chosen, n, REMOVE, 0, popped, work)
+        if verb == TAKE:  # not before: orders compare by what is counted here
+            for i in range(n):
+                times[8 * chosen[i] + TIMES] += 1
     if verb != EVICT:
         _importance(table, rows, n, beta, normalize, size, smallest, floats)
     _fill(items, ints, floats, n)
     return left
 
 
-@kernel("void(int64[::1])")
+@kernel("void(ints)")
 def rebuild_trees(x):
     """Compute every parent anew, after the leaves moved or changed all at once."""
     everything = np.int64(1) << 60
@@ -611,7 +606,7 @@ def rebuild_trees(x):
 
 
 # -- priorities ---------------------------------------------------------------------------------
-@kernel("int64(int64[::1], int64[::1], float64[::1], int64)")
+@kernel("int64(ints, ints, floats, int64)")
 def write_priorities(items, slots, values, n):
     """Write priorities; the last one wins for a slot named twice. `slots` holds no -1.
 
@@ -633,7 +628,7 @@ def write_priorities(items, slots, values, n):
     return visible
 
 
-@kernel("void(int64[::1], int64[:, ::1], int64[::1], int64[::1], float64[::1])")
+@kernel("void(ints, table, ints, ints, floats)")
 def probabilities(items, table, rows, slots, out):
     """The probability of a first draw from indexes that weigh items, or choose uniformly."""
     by_zeros = only_zeros(table, rows)

@@ -6,7 +6,8 @@ import numpy as np
 
 from recollect.kernels.compile import inner
 
-@inner("uint64(uint64[::1])")
+
+@inner("uint64(words)")
 def next_word(state):
     a, b, c, d = state[0], state[1], state[2], state[3]
     total = a + d
@@ -22,13 +23,13 @@ def next_word(state):
     return word
 
 
-@inner("float64(uint64[::1])")
+@inner("float64(words)")
 def next_unit(state):
     """A float64 in [0, 1) with 53 random bits."""
     return np.float64(next_word(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@inner("int64(uint64[::1], int64)")
+@inner("int64(words, int64)")
 def next_below(state, bound):
     """An int64 in [0, bound)."""
     chosen = np.int64(next_unit(state) * bound)

@@ -39,7 +39,7 @@ def data_address(array_id):
     return data_of(array_id)
 
 
-@inner("int64(int64[::1], int64, int64, int64, int64)")
+@inner("int64(ints, int64, int64, int64, int64)")
 def _cell_length(x, source, offsets, present, row):
     """Elements of a row's cell in what is to be stored, -1 where it is absent."""
     if source == 0 or (present != 0 and int8_at(present)[row] == 0):
@@ -55,7 +55,7 @@ def _round_up(size):
 
 
 @kernel(
-    "int64(int64, int64, int64, int64, int64, int64, int64[:, ::1], int64[::1])",
+    "int64(int64, int64, int64, int64, int64, int64, table, ints)",
     nogil=False,
 )
 def append(base, stride, tail, first, begin, end, columns, sources):
@@ -99,7 +99,7 @@ def append(base, stride, tail, first, begin, end, columns, sources):
 
 
 @kernel(
-    "void(int64[:, ::1], int64[::1], int32[::1], int64, int64[::1], int64[::1])",
+    "void(table, ints, int32[::1], int64, ints, ints)",
     nogil=False,
 )
 def measure_input(columns, sources, rows, n, payload, stored):
@@ -128,7 +128,7 @@ def measure_input(columns, sources, rows, n, payload, stored):
             row += 1
 
 
-@kernel("void(int64[::1], int32[::1], int64[::1])")
+@kernel("void(ints, int32[::1], ints)")
 def expand(locations, rows, expanded):
     """The location of every row of items, from the locations of their first rows."""
     at = 0
@@ -138,14 +138,14 @@ def expand(locations, rows, expanded):
             at += 1
 
 
-@inner("int64(int64[:, ::1], int64)")
+@inner("int64(table, int64)")
 def _record(directory, location):
     segment = location >> 32
     row = location & np.int64(0xFFFFFFFF)
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64[::1])")
+@kernel("void(table, ints, table, ints)")
 def gather(directory, locations, columns, targets):
     """Copy the fixed columns of rows, each into the array object with the id targets[c]."""
     count = columns.shape[0]
@@ -172,7 +172,7 @@ def gather(directory, locations, columns, targets):
                 copy_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
 
 
-@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64, int64[::1], int8[::1])")
+@kernel("void(table, ints, table, int64, ints, int8[::1])")
 def measure(directory, locations, columns, c, offsets, present):
     """Offsets and presence of one varying column over rows."""
     offsets[0] = 0
@@ -185,7 +185,7 @@ def measure(directory, locations, columns, c, offsets, present):
         offsets[i + 1] = offsets[i] + max(length, 0)
 
 
-@kernel("void(int64[:, ::1], int64[::1], int64[:, ::1], int64, int64[::1], int64)")
+@kernel("void(table, ints, table, int64, ints, int64)")
 def gather_cells(directory, locations, columns, c, offsets, target):
     """Copy one varying column into the array object with the id `target`.
 

@@ -17,7 +17,7 @@ from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
 from recollect.kernels.raw import float64_at, prefetch
 
 
-@inner("float64(float64[::1], int64)")
+@inner("float64(floats, int64)")
 def sum_of_node(tree, first):
     a = (tree[first] + tree[first + 4]) + (tree[first + 8] + tree[first + 12])
     b = (tree[first + 1] + tree[first + 5]) + (tree[first + 9] + tree[first + 13])
@@ -26,7 +26,7 @@ def sum_of_node(tree, first):
     return (a + b) + (c + d)
 
 
-@inner("float64(float64[::1], int64)")
+@inner("float64(floats, int64)")
 def smallest_of_node(values, first):
     """The smallest positive one of a node's children, infinity where there is none."""
     smallest = np.inf
@@ -36,7 +36,7 @@ def smallest_of_node(values, first):
     return smallest
 
 
-@inner("int64(int64[::1], int64, int64[::1], int64)")
+@inner("int64(ints, int64, ints, int64)")
 def refresh(x, address, nodes, n):
     """Recompute every ancestor of the leaves `nodes[:n]`; `nodes` is used up.
 
@@ -74,12 +74,12 @@ def refresh(x, address, nodes, n):
     return computed
 
 
-@inner("float64(int64[::1], int64)")
+@inner("float64(ints, int64)")
 def total(x, address):
     return float64_at(address)[x[OFFSETS + x[LEVELS] - 1]]
 
 
-@inner("Tuple((int64, float64))(float64[::1], int64, float64)")
+@inner("Tuple((int64, float64))(floats, int64, float64)")
 def child_under(tree, first, left):
     """The child of the node at `first` under which `left` falls, and what is left of it there.
 
@@ -107,7 +107,7 @@ def child_under(tree, first, left):
     return child, left
 
 
-@inner("void(int64[::1], int64, int64[::1], float64[::1], int64)")
+@inner("void(ints, int64, ints, floats, int64)")
 def descend(x, address, nodes, rest, n):
     """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
 
@@ -129,7 +129,7 @@ def descend(x, address, nodes, rest, n):
                 prefetch(below + 128 * child + 64)
 
 
-@inner("int64(int64[::1], int64, float64)")
+@inner("int64(ints, int64, float64)")
 def find_leaf(x, address, left):
     """The same for one number, without arrays."""
     tree = float64_at(address)
@@ -140,7 +140,7 @@ def find_leaf(x, address, left):
     return node
 
 
-@inner("void(int64[::1], int64, int64, float64)")
+@inner("void(ints, int64, int64, float64)")
 def set_leaf(x, address, leaf, weight):
     """Change one leaf and its ancestors."""
     tree = float64_at(address)

@@ -38,9 +38,9 @@ class BufferPool:
         """A buffer of at least `size` bytes, at most twice as large; new, or free and kept."""
         with self._lock:
             for place in range(len(self._buffers)):
-                if sys.getrefcount(self._buffers[place]) == self._unused:
-                    if size <= self._buffers[place].size <= 2 * size:
-                        return self._buffers[place]
+                fits = size <= self._buffers[place].size <= 2 * size
+                if fits and sys.getrefcount(self._buffers[place]) == self._unused:
+                    return self._buffers[place]
         return np.empty(size, np.uint8)
 
     def keep(self, buffer: Bytes) -> None:

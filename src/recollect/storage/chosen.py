@@ -44,13 +44,17 @@ class MemoryChosen:
 
     @property
     def keys(self) -> Keys:
-        return self.ints[KEY].view(np.uint64)
+        keys: Keys = self.ints[KEY].view(np.uint64)
+        return keys
 
     @property
     def slots(self) -> Ints:
-        return self.ints[SLOT]
+        slots: Ints = self.ints[SLOT]
+        return slots
 
-    def pin(self, items: Items, rows: RowStore, shared: RowStore | None, allocate: Allocate) -> None:
+    def pin(
+        self, items: Items, rows: RowStore, shared: RowStore | None, allocate: Allocate
+    ) -> None:
         """Under the lock: hold the segments, and take down every field that somebody set."""
         owned = items.owned
         slots = self.ints[SLOT]

@@ -56,7 +56,9 @@ FieldValue = None | int | float | bool | str | Array  # one for all items, or on
 def parse_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
     """The types of the tags that a user declares."""
     if tags is not None and not isinstance(tags, Mapping):
-        raise InvalidValue(f"tags: expected names and types such as {{'score': float}}, got {tags!r}")
+        raise InvalidValue(
+            f"tags: expected names and types such as {{'score': float}}, got {tags!r}"
+        )
     parsed: dict[str, FieldType] = {}
     for name, kind in (tags or {}).items():
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):

@@ -277,7 +277,8 @@ class Indexing:
         if row < whole:
             return visible
         number = (row - whole) // len(self.indexes.families)
-        return visible[self._items.owned[layout.A_PARTITION][visible] == number]
+        here: Ints = visible[self._items.owned[layout.A_PARTITION][visible] == number]
+        return here
 
     def _rescale(self, row: int, reference: float) -> None:
         self.indexes.at(row).reference = reference

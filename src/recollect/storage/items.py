@@ -34,10 +34,10 @@ class Items:
         self._capacity = capacity
         self._types = fields
         self.block: Ints = np.zeros(layout.ITEMS_BLOCK, np.int64)
-        self.now = memoryview(self.block)  # the same numbers, quicker to read one by one
+        self.now = memoryview(self.block)  # type: ignore[arg-type]  # the same numbers, quicker to read one by one
         self.fields: dict[str, FieldArray] = {}
         self.owned: dict[int, Array] = {}
-        self._maxima = memoryview(np.zeros(1))
+        self._maxima: Any = memoryview(np.zeros(1))  # type: ignore[arg-type]
         origin = np.uint64(secrets.randbits(20) << layout.COUNTER_BITS)
         self.block[layout.ORIGIN] = origin.view(np.int64)
         self.block[layout.FREE_HEAD] = self.block[layout.FREE_TAIL] = -1
@@ -106,7 +106,7 @@ class Items:
             width = (width + 15) >> 4
             size += (width + 15) & ~15
         self._own(layout.A_PMAX, np.empty(size))
-        self._maxima = memoryview(self.owned[layout.A_PMAX])
+        self._maxima = memoryview(self.owned[layout.A_PMAX])  # type: ignore[arg-type]
         self._kernels.rebuild_maxima(self.block)
 
     # -- priorities -----------------------------------------------------------------------------
@@ -119,7 +119,8 @@ class Items:
         now = self.now
         if not now[layout.A_PMAX] or not now[layout.LIVE]:
             return 1.0
-        return self._maxima[now[layout.PMAX_TOP]]
+        highest: float = self._maxima[now[layout.PMAX_TOP]]
+        return highest
 
     # -- which items ----------------------------------------------------------------------------
     def visible(self) -> Ints:
@@ -215,7 +216,9 @@ class Items:
                 return plain
         field = self.field(name)
         absent = field.absent
-        return [None if v is None or v != v or v == absent else v for v in field.read(slots).tolist()]
+        return [
+            None if v is None or v != v or v == absent else v for v in field.read(slots).tolist()
+        ]
 
     def order_value(self, by: str) -> OrderValue:
         """Where an order by a field finds its values."""

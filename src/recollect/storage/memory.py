@@ -20,7 +20,15 @@ from recollect.schema import Rows, Schema
 from recollect.selectors import Linear, Mixed, Ordered, Prioritized, Selector
 from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where
 from recollect.storage.buffers import BufferPool
-from recollect.storage.chosen import LEFT, PROBABILITY, WEIGHTS, MemoryChosen, joined, named
+from recollect.storage.chosen import (
+    LEFT,
+    PROBABILITY,
+    TIMES,
+    WEIGHTS,
+    MemoryChosen,
+    joined,
+    named,
+)
 from recollect.storage.fields import FieldValue
 from recollect.storage.indexing import ADD, CHANGE, HIDE, REMOVE, SHOW, Indexing, Plan
 from recollect.storage.items import Items
@@ -64,7 +72,7 @@ class MemoryStorage:
         self._shared: RowStore | None = None
         self._default = np.zeros(1)
         self._random = np.random.SeedSequence(layout_.seed).generate_state(4, np.uint64)
-        self._credits: dict[Mixed, Floats] = {}
+        self._credits: dict[tuple[Mixed, bool], Floats] = {}
         self._opened = 0  # segments, when we last looked whether to compact
         self._compact_below = 0  # live rows at which to look again
         self._items.block[layout.MAX_TIMES] = layout_.max_times_sampled
@@ -325,7 +333,8 @@ class MemoryStorage:
         """Each selector for its share; what rounding takes from one it gets at a later call."""
         parts: list[MemoryChosen | None] = []
         apart = verb == SAMPLE and not replace
-        for (part, _), count in zip(selector.selectors, self._shares(selector, n), strict=True):
+        shares = self._shares(selector, n, verb == EVICT)
+        for (part, _), count in zip(selector.selectors, shares, strict=True):
             drawn = None
             if count:
                 plan = self._indexing.plan(part, verb == SAMPLE)
@@ -336,6 +345,7 @@ class MemoryStorage:
                     self._indexing.arrange(self._still_visible(np.unique(drawn.slots)), HIDE)
             parts.append(drawn)
         chosen = joined([part for part in parts if part is not None])
+        chosen.ints[TIMES] = self._items.times[chosen.slots]  # several parts may have drawn an item
         if apart:
             worn = np.isin(chosen.slots, chosen.ints[LEFT, : chosen.left])
             self._indexing.arrange(chosen.slots[~worn], SHOW)
@@ -343,9 +353,10 @@ class MemoryStorage:
             self._weigh(selector, parts, chosen, where, calls, slots)
         return chosen
 
-    def _shares(self, selector: Mixed, n: int) -> list[int]:
+    def _shares(self, selector: Mixed, n: int, evicting: bool) -> list[int]:
+        """How many of n items each selector of a mixture gets; samplers and removers count apart."""
         shares = np.array([share for _, share in selector.selectors])
-        credits = self._credits.setdefault(selector, np.zeros(shares.size))
+        credits = self._credits.setdefault((selector, evicting), np.zeros(shares.size))
         credits += shares * n
         counts = np.maximum(np.floor(credits), 0).astype(np.int64)
         while counts.sum() > n:
@@ -358,7 +369,8 @@ class MemoryStorage:
         return [int(count) for count in counts]
 
     def _still_visible(self, slots: Ints) -> Ints:
-        return slots[self._items.state[slots] == layout.VISIBLE]
+        visible: Ints = slots[self._items.state[slots] == layout.VISIBLE]
+        return visible
 
     def _weigh(
         self,
@@ -396,7 +408,8 @@ class MemoryStorage:
                     self._items.block, self._indexing.indexes.table, rows, present, among
                 )
                 under[here] = among
-            under[own & ~here] = chosen.floats[PROBABILITY][own & ~here]
+            alone = own & (under == 0.0)  # it has left, or came when only weights of zero were left
+            under[alone] = chosen.floats[PROBABILITY][alone]
             mixture += share * under
         chosen.floats[PROBABILITY] = mixture
         weighing = [part for part, _ in selector.selectors if isinstance(part, Prioritized)]

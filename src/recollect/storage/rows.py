@@ -204,7 +204,8 @@ class RowStore:
 
     def _locations(self, first: int, per_item: NDArray[np.int32]) -> Ints:
         locations = np.cumsum(per_item, dtype=np.int64)
-        locations += first - per_item
+        locations -= per_item
+        locations += first
         return locations
 
     # -- segments -------------------------------------------------------------------------------
@@ -213,9 +214,7 @@ class RowStore:
         self._seal()
         size = max(self._next_size, at_least + 64)
         self._next_size = min(2 * self._next_size, self._limit)
-        number = next(
-            (n for n, s in enumerate(self._segments) if s is None), len(self._segments)
-        )
+        number = next((n for n, s in enumerate(self._segments) if s is None), len(self._segments))
         if number == len(self._segments):
             self._segments.append(None)
         self._grow_counts(number + 1)
@@ -350,7 +349,7 @@ class Reader:
         if self._rows is not None:
             locations = np.empty(int(self._rows.sum()), np.int64)
             self._kernels.expand(self._locations, self._rows, locations)
-        table, chosen = self._table, range(len(self._columns))
+        table, chosen = self._table, list(range(len(self._columns)))
         if names is not None:
             chosen = [self._names.index(name) for name in names]
             table = table[chosen]
