@@ -295,6 +295,7 @@ class Model:
         start = list(pool)
         drawn: list[Item] = []
         sequential: list[float] = []
+        owners: list[rc.Selector] = []
         for selector, count in self.shares("sampler", self.sampler, n):
             keys = [int(key) for key in info.keys[len(drawn) : len(drawn) + count]]
             candidates = [i for i in pool if replace or i not in drawn]
@@ -307,10 +308,11 @@ class Model:
             else:
                 chosen = self._drawn(selector, keys, candidates, pool, replace, sequential)
             drawn += chosen
+            owners += [selector] * count
         self.samples += n
         assert info.times_sampled.tolist() == [item.times_sampled for item in drawn]
         assert info.table_size == size
-        self._check_chances(drawn, start, replace, sequential, info)
+        self._check_chances(drawn, start, replace, sequential, owners, info)
         self.sample_calls += 1
         return drawn
 
@@ -356,12 +358,15 @@ class Model:
         start: list[Item],
         replace: bool,
         sequential: list[float],
+        owners: list[rc.Selector],
         info: rc.Info,
     ) -> None:
         selector = self.sampler
         assert np.isfinite(info.probability).all()
         assert np.isfinite(info.weights).all()
         if isinstance(selector, rc.Mixed):
+            if replace and not self.max_times_sampled:
+                self._check_mixture(selector, drawn, start, owners, info)
             return
         np.testing.assert_allclose(info.probability, sequential, rtol=1e-9, atol=1e-250)
         if not isinstance(selector, rc.Prioritized):
@@ -378,6 +383,24 @@ class Model:
             chances = [c for c in self.chances(selector, start).values() if c > 0]
             weights /= (len(start) * min(chances)) ** -beta
         np.testing.assert_allclose(info.weights, weights, rtol=1e-9)
+
+    def _check_mixture(
+        self,
+        mixture: rc.Mixed,
+        drawn: list[Item],
+        start: list[Item],
+        owners: list[rc.Selector],
+        info: rc.Info,
+    ) -> None:
+        """A chance adds its share of the probability, an order its whole share to its own."""
+        expected = np.zeros(len(drawn))
+        for part, share in mixture.selectors:
+            if isinstance(part, Ordered):
+                expected += [share * (owner is part) for owner in owners]
+            else:
+                chances = self.chances(part, start)
+                expected += [share * chances[item.key] for item in drawn]
+        np.testing.assert_allclose(info.probability, expected, rtol=1e-9)
 
     # -- taking and leases ----------------------------------------------------------------------
     def take(self, n: int, where: Predicate | None, info: rc.Info) -> list[Item]:

@@ -154,8 +154,7 @@ class Schema:
     def __init__(self, columns: Mapping[str, Column], what: str = "column") -> None:
         self.columns = dict(columns)
         self.what = what
-        empty = tuple((0, *column.shape) for column in self.columns.values())
-        self._shapes: tuple[int, tuple[tuple[int, ...], ...]] = (0, empty)
+        self._expected = 0, self._expect(0)  # kept from one insert to the next
         self._plain = self._plain_columns()
 
     def _plain_columns(self) -> list[tuple[str, np.dtype[Any]]] | None:
@@ -265,20 +264,28 @@ class Schema:
         plain = self._plain
         if plain is None or type(given) is not dict or len(given) != len(plain) or not plain:
             return None
+        first = given.get(plain[0][0])
+        if type(first) is not np.ndarray or first.ndim == 0:
+            return None
+        count = len(first)
+        if count != self._expected[0]:
+            self._expected = count, self._expect(count)
         columns = []
-        count, shapes = self._shapes
-        for position, (name, dtype) in enumerate(plain):
+        for name, dtype, shape in self._expected[1]:
             array = given.get(name)
-            if type(array) is not np.ndarray or array.dtype is not dtype:
-                return None
-            if position == 0 and array.ndim and len(array) != count:
-                count = len(array)
-                shapes = tuple((count, *column.shape) for column in self.columns.values())
-                self._shapes = (count, shapes)
-            if array.shape != shapes[position] or not array.flags.c_contiguous:
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not dtype
+                or array.shape != shape
+                or not array.flags.c_contiguous
+            ):
                 return None
             columns.append(array)
         return Rows(count, columns)
+
+    def _expect(self, count: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """What arrays of so many rows look like, column by column."""
+        return [(n, column.dtype, (count, *column.shape)) for n, column in self.columns.items()]
 
     def _check_any(self, given: Mapping[str, Any]) -> Rows:
         flat = _flat(given)

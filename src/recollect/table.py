@@ -386,14 +386,20 @@ class Table:
         if departures:
             needs = many(departures, "more sample or removal", "more samples or removals")
             return Blocked(f"limiter {self._limiter} needs {needs}", departures)
-        if excess > 0 or excess_bytes > 0:
+        new.inserted_at = self._clock.time()
+        keys = None
+        if excess == count and excess_bytes <= 0 and not self._effects.followers:
+            keys = storage.recycle(self._remover, new)
+        if keys is not None:
+            self._left(count, "evicted", None)
+        elif excess > 0 or excess_bytes > 0:
             blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
             if blocked is not None:
                 return blocked
         if self._schema is None:
             self._set_schema(insert.schema, insert.shared_schema)
-        new.inserted_at = self._clock.time()
-        keys = storage.insert(new)
+        if keys is None:
+            keys = storage.insert(new)
         self._counts.inserts += count
         if insert.request is not None:
             self._requests.remember(insert.request, keys)

@@ -6,6 +6,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 _lock = threading.Lock()
 _loaded: Any = None
 
@@ -16,6 +18,8 @@ def load() -> Any:
     Returns the entry points. Never called under a table's lock.
     """
     global _loaded
+    if _loaded is not None:
+        return _loaded
     with _lock:
         if _loaded is None:
             from recollect.kernels.compile import compiling
@@ -23,5 +27,16 @@ def load() -> Any:
             with compiling():
                 from recollect.kernels import items, rows
 
-                _loaded = SimpleNamespace(items=items, rows=rows)
+            _check_array_layout(rows.data_address)
+            _loaded = SimpleNamespace(items=items, rows=rows)
     return _loaded
+
+
+def _check_array_layout(data_address: Any) -> None:
+    """Kernels find an array's data through its object; make sure that they do."""
+    for array in (np.zeros(3), np.zeros((2, 5), np.uint8)[:, 1:]):
+        if data_address(id(array)) != array.ctypes.data:
+            raise RuntimeError(
+                "this interpreter keeps NumPy arrays in another layout than CPython does: "
+                "Recollect needs CPython with the GIL"
+            )

@@ -24,6 +24,7 @@ from recollect.kernels.indexes import (
 )
 from recollect.kernels.layout import (
     A_MEMBERS,
+    A_RECORD,
     A_TREE,
     A_ZEROS,
     COUNT,
@@ -36,7 +37,7 @@ from recollect.kernels.layout import (
     WEIGHT,
 )
 from recollect.kernels.random import next_below, next_unit
-from recollect.kernels.raw import float64_at, int32_at
+from recollect.kernels.raw import float64_at, int32_at, prefetch
 from recollect.kernels.tree import descend, find_leaf, total
 
 
@@ -107,6 +108,7 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
         count = x[COUNT]
         for i in range(n):
             chosen[i] = members[next_below(random, count)]
+            prefetch(items[A_RECORD] + 32 * chosen[i])
             probability[i] = 1.0 / count
         items[VISITS] += n
         return
@@ -123,6 +125,7 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
         place = chosen[i]
         probability[i] = leaves[place] / mass
         chosen[i] = slot_at(x, place)
+        prefetch(items[A_RECORD] + 32 * chosen[i])
     items[VISITS] += n * x[LEVELS]
 
 

@@ -31,11 +31,13 @@ from recollect.kernels.layout import (
     A_HASH,
     A_INSERTED,
     A_NBYTES,
+    A_NEXT,
     A_PARTITION,
     A_PARTITION_LIVE,
     A_PARTITION_SAMPLED,
     A_PARTITION_VISIBLE,
     A_PMAX,
+    A_PREVIOUS,
     A_RECORD,
     A_ROWS,
     A_SEGMENT_ROWS,
@@ -51,6 +53,7 @@ from recollect.kernels.layout import (
     COUNTER_MASK,
     DEAD_SEGMENTS,
     DEPENDS,
+    DEPENDS_PRIORITY,
     DEPENDS_TIMES,
     DISPLACED,
     FAMILIES,
@@ -59,6 +62,7 @@ from recollect.kernels.layout import (
     FREE_TAIL,
     GLOBALS,
     HASH_SIZE,
+    HEAD,
     HIDDEN,
     HIDDEN_BYTES,
     KEY,
@@ -78,8 +82,10 @@ from recollect.kernels.layout import (
     SAMPLED,
     SLOTS,
     STATE,
+    TAIL,
     TIMES,
     VISIBLE,
+    VISITS,
     WEIGHT,
 )
 from recollect.kernels.raw import float64_at, int8_at, int32_at, int64_at, uint64_at
@@ -214,11 +220,26 @@ def rebuild_hash(items):
             _hash_add(items, slot)
 
 
-@kernel("void(ints, words, ints)")
+@kernel("int64(ints, words, ints)")
 def find_slots(items, keys, slots):
-    """The slot of each key, -1 for those that have gone."""
+    """The slot of each key, -1 for those that have gone; returns how many are there."""
+    found = 0
     for i in range(keys.size):
         slots[i] = _slot_of(items, keys[i])
+        found += slots[i] >= 0
+    return found
+
+
+@kernel("Tuple((float64, float64))(floats)")
+def range_of(values):
+    """The smallest and the largest of some numbers; NaN for both if one is not a number."""
+    low, high = np.inf, -np.inf
+    for value in values:
+        if np.isnan(value):
+            return np.nan, np.nan
+        low = min(low, value)
+        high = max(high, value)
+    return low, high
 
 
 # -- the highest priority -----------------------------------------------------------------------
@@ -466,6 +487,62 @@ def arrange(items, table, slots, n, verb, mask, work):
         _count_visible(items, slots, n, 1)
     if verb in (SHOW, HIDE):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
+
+
+@kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
+def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
+    """Let n new items of one row take the slots of the first n in the order at row `order`.
+
+    The same as evicting those and adding these, for a table whose other indexes do not order:
+    a slot stays a member, and only its weight changes. One location stands for consecutive rows.
+    """
+    x = table[order]
+    following = int32_at(x[A_NEXT])
+    previous = int32_at(x[A_PREVIOUS])
+    records = int64_at(items[A_RECORD])
+    numbers = float64_at(items[A_RECORD])
+    times = int32_at(items[A_RECORD])
+    inserted = float64_at(items[A_INSERTED])
+    slot = x[HEAD]
+    tail = x[TAIL]
+    for i in range(n):
+        after = np.int64(following[slot])
+        old_key = np.uint64(records[4 * slot + KEY])
+        if _home(items, old_key) != slot:
+            _hash_remove(items, slot)
+        old_size = nbytes_of(items, slot)
+        segment = records[4 * slot + LOCATION] >> 32
+        _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, segment, 1)
+        key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
+        items[COUNTER] += 1
+        records[4 * slot + KEY] = np.int64(key)
+        if _home(items, key) != slot:
+            _hash_add(items, slot)
+        size = nbytes[i] if nbytes.size > 1 else nbytes[0]
+        if items[A_NBYTES] != 0:
+            int64_at(items[A_NBYTES])[slot] = size
+        items[PAYLOAD] += size - old_size
+        records[4 * slot + LOCATION] = locations[i] if locations.size > 1 else locations[0] + i
+        items[SAMPLED] -= times[8 * slot + TIMES]
+        times[8 * slot + TIMES] = 0
+        inserted[slot] = now
+        priority = priorities[i] if priorities.size > 1 else priorities[0]
+        old = numbers[4 * slot + PRIORITY]
+        if priority != old:
+            numbers[4 * slot + PRIORITY] = priority
+            _follow_priority(items, slot, old, priority)
+        keys_out[i] = key
+        slots[i] = slot
+        following[tail] = slot
+        previous[slot] = tail
+        tail = slot
+        slot = after
+    following[tail] = -1
+    x[TAIL] = tail
+    x[HEAD] = slot
+    previous[slot] = -1
+    items[VISITS] += n
+    _each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, order, work)
 
 
 # -- sampling -----------------------------------------------------------------------------------

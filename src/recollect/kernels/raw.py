@@ -136,6 +136,23 @@ def copy_bytes(target, source, size):
         _copy_1(target, source)
 
 
+@njit
+def copy_cells(target, stride, source, size, n):
+    """Copy n cells that lie side by side to places a stride apart."""
+    if size == 4:
+        for i in range(n):
+            _copy_4(target + i * stride, source + 4 * i)
+    elif size == 8:
+        for i in range(n):
+            _copy_8(target + i * stride, source + 8 * i)
+    elif size == 1:
+        for i in range(n):
+            _copy_1(target + i * stride, source + i)
+    else:
+        for i in range(n):
+            copy_bytes(target + i * stride, source + i * size, size)
+
+
 @intrinsic
 def prefetch(typing_context, address):
     """Ask for the cache line at `address`; harmless where there is nothing."""

@@ -22,10 +22,11 @@ from recollect.kernels.layout import (
     RAGGED,
     SIZE,
 )
-from recollect.kernels.raw import copy_bytes, int8_at, int32_at, int64_at, prefetch
+from recollect.kernels.raw import copy_bytes, copy_cells, int8_at, int32_at, int64_at, prefetch
 
 ARRAY_DATA = 16  # where CPython's NumPy keeps the data pointer in an array object
 AHEAD = 8  # rows between a prefetch and its copy
+BLOCK = 64  # rows that are written column by column
 
 
 @inner("int64(int64)")
@@ -72,13 +73,17 @@ def append(base, stride, tail, first, begin, end, columns, sources):
             only_fixed = False
             sources[3 * c + 1] = data_of(sources[3 * c + 1])
             sources[3 * c + 2] = data_of(sources[3 * c + 2])
-    for row in range(begin, end):
-        record = base + (first + row - begin) * stride
-        if only_fixed:
+    if only_fixed:  # block by block, so that records stay in the cache until all columns came
+        for start in range(begin, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            record = base + (first + start - begin) * stride
             for c in range(count):
                 size = columns[c, SIZE]
-                copy_bytes(record + columns[c, OFFSET], sources[3 * c] + row * size, size)
-            continue
+                source = sources[3 * c] + start * size
+                copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+        return tail
+    for row in range(begin, end):
+        record = base + (first + row - begin) * stride
         for c in range(count):
             x = columns[c]
             size = x[SIZE]

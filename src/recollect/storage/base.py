@@ -118,6 +118,13 @@ class Storage(Protocol):
 
     def insert(self, new: NewItems) -> Keys: ...
 
+    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+        """Evict as many items as come and insert these, in one go, where that is quicker.
+
+        None means that nothing was done, and the table evicts and inserts.
+        """
+        ...
+
     def keep_indexes(self, selectors: Sequence[Selector]) -> None:
         """Forget what was kept for selectors that are not in use any more."""
         ...

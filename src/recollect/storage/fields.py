@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue
+from recollect.kernels import load
 from recollect.query import FieldType, FieldValues
 
 Array = NDArray[Any]
@@ -248,7 +249,7 @@ def check_priority(value: Any, items: int, alpha: float) -> NDArray[np.float64]:
         array = _priorities(value, items)
     if array.size == 0:
         return array
-    low, high = float(array.min()), float(array.max())
+    low, high = load().items.range_of(array)
     if not (low >= 0.0 and high < math.inf):
         bad = array[~((array >= 0.0) & (array < math.inf))][0]
         raise InvalidValue(f"priority: expected finite numbers of 0 or more, got {bad:g}")

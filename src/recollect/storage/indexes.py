@@ -196,6 +196,7 @@ class Indexes:
         self.whole: list[Index] = []
         self.families: list[IndexKind] = []
         self.partitions: list[list[Index]] = []
+        self.layouts = 0  # how often rows were laid out: what was found out before may be wrong
 
     def __iter__(self) -> Iterator[Index]:
         yield from self.whole
@@ -210,6 +211,7 @@ class Indexes:
         for place, index in enumerate(self):
             index.moved_to(table[place])
         self.table = table
+        self.layouts += 1
         self._block[layout.GLOBALS] = len(self.whole)
         self._block[layout.FAMILIES] = families
 

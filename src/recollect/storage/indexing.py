@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.selectors import Linear, Prioritized, Selector, parts_of
+from recollect.selectors import Fifo, Linear, Prioritized, Selector, parts_of
 from recollect.storage.fields import FieldValue
 from recollect.storage.indexes import Index, Indexes, IndexKind
 from recollect.storage.items import Items
@@ -61,6 +61,7 @@ class Indexing:
         self._plans: dict[tuple[int, bool], Plan] = {}
         self._zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
+        self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
         self._bits = {
             "priority": layout.DEPENDS_PRIORITY,
             "times_sampled": layout.DEPENDS_TIMES,
@@ -109,6 +110,31 @@ class Indexing:
         self._fill(row, slots)
         self._scratch = index  # its arrays must live as long as the row points to them
         return np.array([row], np.int64)
+
+    def ring(self, remover: Selector, n: int) -> int:
+        """The row of the remover's order where n new items may take the slots of its first n.
+
+        That is so where it goes by arrival and nothing else orders items or weighs them by
+        version: then a slot can stay in every index while its item is replaced. -1 elsewhere.
+        """
+        layouts, of, row = self._ring
+        if layouts != self.indexes.layouts or of != id(remover):
+            row = self._find_ring(remover)
+            self._ring = (self.indexes.layouts, id(remover), row)
+        if row < 0:
+            return -1
+        x = self.indexes.whole[row].row
+        return row if x[layout.HEAPED] == 0 and x[layout.COUNT] > n else -1
+
+    def _find_ring(self, remover: Selector) -> int:
+        if not isinstance(remover, Fifo) or self.partitions.by:
+            return -1
+        row = int(self.rows_over_all(self.plan(remover, False))[0])
+        for other, index in enumerate(self.indexes.whole):
+            ordered = index.kind.kind == layout.ORDER and other != row
+            if ordered or index.kind.half_life is not None:
+                return -1
+        return row
 
     def keep_for(self, selectors: list[Selector]) -> None:
         """Forget the indexes that none of these selectors uses."""
@@ -236,11 +262,14 @@ class Indexing:
 
     def expect(self, priorities: Floats) -> None:
         """Priorities are about to be written: follow them, and count zeros if there are any."""
-        if priorities.size and priorities.min() == 0.0 and not self._zeros:
+        if self._zeros and layout.A_PMAX in self._items.owned:
+            return
+        low, high = self._kernels.range_of(priorities)
+        if low == 0.0 and not self._zeros:
             self._zeros = True
             for index in self.indexes:
                 index.count_zeros()
-        if layout.A_PMAX not in self._items.owned and (priorities != 1.0).any():
+        if low != 1.0 or high != 1.0:
             self._items.use_priorities()
 
     # -- weights that age -------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class Items:
         self.now = memoryview(self.block)  # type: ignore[arg-type]  # the same numbers, quicker to read one by one
         self.fields: dict[str, FieldArray] = {}
         self.owned: dict[int, Array] = {}
+        self.plain = True  # whether an item is one row and has no fields beyond its record
         self._maxima: Any = memoryview(np.zeros(1))  # type: ignore[arg-type]
         origin = np.uint64(secrets.randbits(20) << layout.COUNTER_BITS)
         self.block[layout.ORIGIN] = origin.view(np.int64)
@@ -55,6 +56,7 @@ class Items:
         if position not in self.owned:
             dtype, fill = _BY_SLOT[position]
             self._own(position, _grown(None, self.now[layout.SLOTS], dtype, fill))
+            self.plain = False
 
     def make_room(self, more: int) -> bool:
         """Have slots for so many more items; returns whether arrays by slot were replaced."""
@@ -131,9 +133,12 @@ class Items:
 
     def slots_of(self, keys: Keys) -> Ints:
         """The slot of each key, -1 for those whose items have gone."""
+        return self.slots_found(keys)[0]
+
+    def slots_found(self, keys: Keys) -> tuple[Ints, int]:
+        """The same, and how many are there."""
         slots = np.empty(keys.size, np.int64)
-        self._kernels.find_slots(self.block, keys, slots)
-        return slots
+        return slots, self._kernels.find_slots(self.block, keys, slots)
 
     def seq(self, slots: Ints) -> Ints:
         """Arrival order."""
@@ -164,6 +169,7 @@ class Items:
         if field is None:
             field = FieldArray(name, self._types[name], self.now[layout.SLOTS])
             self.fields[name] = field
+            self.plain = False
             self._show_version()
         return field
 

@@ -219,12 +219,49 @@ class MemoryStorage:
         if rows.tracking or (self._shared is not None and self._shared.tracking):
             self._track(slots)
         self._indexing.arrange(slots, SHOW)
-        opened = rows.opened if self._shared is None else rows.opened + self._shared.opened
-        if opened != self._opened:
+        self._tidy(rows.opened if self._shared is None else rows.opened + self._shared.opened)
+        return keys
+
+    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+        rows, items, count = self._rows, self._items, new.count
+        if not items.plain or rows is None or rows.tracking:
+            return None
+        if new.per_item is not ONE_ROW or new.fields:
+            return None
+        order = self._indexing.ring(remover, count)
+        if order < 0:
+            return None
+        items.make_room(0)
+        priority = new.priority
+        if priority is None:
+            priority = self._default
+            priority[0] = items.highest_priority()
+        else:
+            self._indexing.expect(priority)
+        locations, payload = rows.append(new.rows, ONE_ROW, count)
+        keys = np.empty(count, np.uint64)
+        slots = np.empty(count, np.int64)
+        self._indexing.make_work(count)
+        if rows.opened != self._opened:
+            self._show_segments()
+        self._kernels.items.recycle(
+            items.block, self._indexing.indexes.table, order, count, locations, payload, priority,
+            new.inserted_at, keys, slots, self._indexing.work,
+        )  # fmt: skip
+        self._tidy(rows.opened)
+        return keys
+
+    def _tidy(self, opened: int) -> None:
+        """Drop segments that died, and compact if new ones were opened."""
+        now = self._items.now
+        if now[layout.DEAD_SEGMENTS]:
+            now[layout.DEAD_SEGMENTS] = 0
+            for store, _ in self._stores():
+                store.drop_dead()
+        if opened != self._opened or now[layout.ROWS] < self._compact_below:
             self._opened = opened
             self._show_segments()
             self._compact()
-        return keys
 
     def _partitions_for(self, fields: Mapping[str, FieldValue], count: int) -> Array:
         """The partition of each new item, or one for all of them."""
@@ -354,7 +391,7 @@ class MemoryStorage:
         return chosen
 
     def _shares(self, selector: Mixed, n: int, evicting: bool) -> list[int]:
-        """How many of n items each selector of a mixture gets; samplers and removers count apart."""
+        """How many of n items each selector of a mixture gets; removers have their own account."""
         shares = np.array([share for _, share in selector.selectors])
         credits = self._credits.setdefault((selector, evicting), np.zeros(shares.size))
         credits += shares * n
@@ -422,16 +459,8 @@ class MemoryStorage:
 
     # -- removing, hiding, bringing back --------------------------------------------------------
     def _release(self, slots: Ints) -> None:
-        now = self._items.now
         self._kernels.items.release(self._items.block, slots, slots.size)
-        if now[layout.DEAD_SEGMENTS]:
-            now[layout.DEAD_SEGMENTS] = 0
-            assert self._rows is not None
-            self._rows.drop_dead()
-            if self._shared is not None:
-                self._shared.drop_dead()
-        if now[layout.ROWS] < self._compact_below:
-            self._compact()
+        self._tidy(self._opened)
 
     def _named(self, keys: Keys, keep: bool) -> MemoryChosen:
         slots = self._items.slots_of(keys)
@@ -491,9 +520,9 @@ class MemoryStorage:
 
     # -- changing -------------------------------------------------------------------------------
     def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
-        slots = self._items.slots_of(keys)
+        slots, count = self._items.slots_found(keys)
         found = slots >= 0
-        if not found.all():
+        if count < keys.size:
             fields = {name: _selected(value, found, found.size) for name, value in fields.items()}
             slots = slots[found]
         if not slots.size:

@@ -1,0 +1,247 @@
+"""Cost does not grow with the table: counted in index entries touched, and measured in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect as rc
+
+SMALL, LARGE = 1_000, 100_000
+TASKS = 10
+Verb = Callable[[rc.Table], Any]
+
+
+def filled(items: int, sampler: rc.Selector, **options: Any) -> rc.Table:
+    """A table of `items` items over ten tasks, versions rising with arrival."""
+    table = rc.Table("t", capacity=2 * items, sampler=sampler, partition_by=("task",), **options)
+    places = np.arange(items)
+    for start in range(0, items, 10_000):
+        part = places[start : start + 10_000]
+        table.insert(
+            {"x": part},
+            task=[f"task{place % TASKS}" for place in part],
+            version=part // 100,
+            priority=0.5 + (part % 97) / 97,
+        )
+    return table
+
+
+MATH = rc.field("task") == "task3"
+
+
+def count_partition(table: rc.Table) -> Any:
+    return table.count(MATH)
+
+
+def take_64(table: rc.Table) -> Any:
+    return table.take(64)
+
+
+def take_64_of_partition(table: rc.Table) -> Any:
+    return table.take(8, where=MATH)
+
+
+def lease_and_give_back(table: rc.Table) -> Any:
+    table.give_back(table.take(64, lease=60).info.lease)
+
+
+def sample(table: rc.Table) -> Any:
+    return table.sample(64)
+
+
+def sample_partition(table: rc.Table) -> Any:
+    return table.sample(64, where=MATH)
+
+
+def sample_different(table: rc.Table) -> Any:
+    return table.sample(64, replace=False)
+
+
+def update_priorities(table: rc.Table) -> Any:
+    return table.update(table.first_keys, priority=np.linspace(0.1, 2.0, 64))
+
+
+def update_version(table: rc.Table) -> Any:
+    return table.update(table.first_keys, version=np.arange(64))
+
+
+def update_partition(table: rc.Table) -> Any:
+    table.update(table.first_keys, task="task4")
+    return table.update(table.first_keys, task="task5")
+
+
+def insert_64(table: rc.Table) -> Any:
+    return table.insert({"x": np.arange(64)}, task="task3", version=10**6, priority=1.0)
+
+
+def expire_nothing(table: rc.Table) -> Any:
+    return table.count()
+
+
+# What arrives in the order itself, or against it, needs no heap.
+ORDERS = [rc.Fifo(), rc.Lifo(), rc.StalestFirst()]
+FLAT: list[tuple[rc.Selector, Verb]] = [
+    *((sampler, verb) for sampler in ORDERS for verb in (take_64, take_64_of_partition)),
+    *((sampler, verb) for sampler in ORDERS for verb in (count_partition, expire_nothing)),
+    *((sampler, insert_64) for sampler in ORDERS),
+    (rc.Fifo(), lease_and_give_back),
+    (rc.StalestFirst(), lease_and_give_back),
+    (rc.Fifo(), sample),
+    (rc.StalestFirst(), sample_partition),
+    (rc.StalestFirst(), update_version),
+    (rc.Fifo(), update_partition),
+    (rc.Uniform(), sample),
+    (rc.Uniform(), sample_partition),
+    (rc.Uniform(), sample_different),
+    (rc.Uniform(), take_64),
+    (rc.Uniform(), take_64_of_partition),
+    (rc.Uniform(), insert_64),
+    (rc.Fifo(), update_priorities),
+]
+TREES: list[tuple[rc.Selector, Verb]] = [
+    (sampler, verb)
+    for sampler in (rc.Prioritized(), rc.Prioritized(half_life=1000.0))
+    for verb in (
+        sample,
+        sample_partition,
+        sample_different,
+        take_64,
+        update_priorities,
+        update_partition,
+        insert_64,
+        count_partition,
+    )
+] + [
+    (sampler, verb)
+    for sampler in (rc.Smallest("priority"), rc.FreshestFirst())
+    for verb in (take_64, take_64_of_partition, sample, update_priorities, insert_64)
+]
+
+
+def named(case: tuple[rc.Selector, Verb]) -> str:
+    return f"{type(case[0]).__name__}-{case[1].__name__}"
+
+
+def prepared(items: int, sampler: rc.Selector, verb: Verb) -> rc.Table:
+    """A table whose indexes are there: the first call that needs one makes it."""
+    table = filled(items, sampler, seed=0)
+    for where in (None, MATH):
+        table.sample(1, where=where)
+        table.give_back(table.take(1, where=where, lease=60).info.lease)
+    table.first_keys = np.sort(np.array(list(table.counts("key")), np.uint64))[200:264]
+    verb(table)
+    verb(table)
+    return table
+
+
+def visits_of(items: int, sampler: rc.Selector, verb: Verb) -> float:
+    """Index entries that one call touches, on average over a few."""
+    table = prepared(items, sampler, verb)
+    before = table._storage.visits
+    for _ in range(3):
+        verb(table)
+    return (table._storage.visits - before) / 3
+
+
+@pytest.mark.parametrize("case", FLAT, ids=named)
+def test_visits_do_not_grow(case: tuple[rc.Selector, Verb]) -> None:
+    few, many = visits_of(SMALL, *case), visits_of(LARGE, *case)
+    assert many <= 2 * few + 8, f"{few:.0f} entries at {SMALL} items, {many:.0f} at {LARGE}"
+
+
+@pytest.mark.parametrize("case", TREES, ids=named)
+def test_visits_grow_by_the_depth_of_a_tree_only(case: tuple[rc.Selector, Verb]) -> None:
+    """A sum tree of 16 children a node has 3 levels at 1,000 items and 5 at 100,000; a heap 10
+    and 17."""
+    few, many = visits_of(SMALL, *case), visits_of(LARGE, *case)
+    deeper = 5 / 3 if isinstance(case[0], rc.Prioritized) else 17 / 10
+    # A batch of 64 over a small tree shares its upper nodes, so it may touch fewer there.
+    assert many <= 2 * deeper * few + 64, f"{few:.0f} at {SMALL} items, {many:.0f} at {LARGE}"
+
+
+def test_visits_are_counted_at_all() -> None:
+    """The counts above mean something: every verb that uses an index shows in them."""
+    for sampler, verb in [*FLAT, *TREES]:
+        if verb not in (count_partition, expire_nothing) and verb is not update_priorities:
+            assert visits_of(SMALL, sampler, verb) >= 8, named((sampler, verb))
+    assert visits_of(SMALL, rc.Prioritized(), update_priorities) >= 64
+
+
+@pytest.mark.parametrize("count", [1, 4, 64])
+def test_eviction_touches_what_it_evicts(count: int) -> None:
+    def visits(items: int) -> float:
+        table = rc.Table("t", capacity=items, sampler=rc.Prioritized())
+        table.insert({"x": np.arange(items)})
+        table.sample(1)
+        table.insert({"x": np.arange(count)})
+        before = table._storage.visits
+        for _ in range(5):
+            table.insert({"x": np.arange(count)})
+        return (table._storage.visits - before) / 5
+
+    assert visits(LARGE) <= 4 * visits(SMALL) + 8
+
+
+def test_an_order_walks_on_instead_of_starting_over() -> None:
+    """Sampling in order visits as many entries in the thousandth call as in the first."""
+    table = filled(LARGE, rc.Fifo())
+    table.sample(64)
+    visits = []
+    for _ in range(200):
+        before = table._storage.visits
+        table.sample(64)
+        visits.append(table._storage.visits - before)
+    assert max(visits[-20:]) <= 2 * max(visits[:20])
+
+
+# -- the same by the clock, with margins for a machine that does other things ----------------------
+def seconds_of(table: rc.Table, verb: Verb, calls: int = 60) -> float:
+    """The time of a fast call; the lower quartile, since others only add to it."""
+    times = []
+    for _ in range(calls):
+        started = time.perf_counter()
+        verb(table)
+        times.append(time.perf_counter() - started)
+    return float(np.quantile(times, 0.25))
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "case",
+    [
+        (rc.Fifo(), count_partition),
+        (rc.Fifo(), take_64),
+        (rc.StalestFirst(), take_64),
+        (rc.Fifo(), expire_nothing),
+        (rc.Uniform(), sample),
+        (rc.Prioritized(), sample),
+        (rc.Prioritized(), update_priorities),
+    ],
+    ids=named,
+)
+def test_seconds_do_not_grow(case: tuple[rc.Selector, Verb]) -> None:
+    """1,000,000 items beside 10,000, which are enough for every take of the test."""
+    sampler, verb = case
+    few = seconds_of(prepared(10_000, sampler, verb), verb)
+    many = seconds_of(prepared(1_000_000, sampler, verb), verb)
+    assert many < 4 * few + 20e-6, f"{few * 1e6:.0f} us at 10,000 items, {many * 1e6:.0f} us"
+
+
+@pytest.mark.alone
+def test_a_lease_that_lapses_costs_what_it_brings_back() -> None:
+    """With a lease open, a call that expires nothing costs the same in a large table."""
+    seconds = []
+    for items in (10_000, 1_000_000):
+        clock = rc.ManualClock()
+        table = filled(items, rc.Fifo(), clock=clock)
+        for _ in range(20):
+            table.take(8, lease=100)
+        seconds.append(seconds_of(table, count_partition))
+        clock.advance(200)
+        assert table.stats()["leases"] == 0
+    assert seconds[1] < 4 * seconds[0] + 20e-6
