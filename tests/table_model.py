@@ -98,9 +98,7 @@ class Model:
 
     def measure(self, item: Item) -> None:
         item.nbytes = sum(
-            size_of(column, row[name])
-            for row in item.rows
-            for name, column in self.columns.items()
+            size_of(column, row[name]) for row in item.rows for name, column in self.columns.items()
         ) + sum(size_of(c, item.shared[name]) for name, c in self.shared_columns.items())
 
     # -- limiter --------------------------------------------------------------------------------
@@ -189,12 +187,14 @@ class Model:
 
     def weigh(self, selector: rc.Prioritized, items: list[Item]) -> list[float]:
         weights = [i.fields["priority"] ** selector.alpha for i in items]
-        weights = [w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items)]
+        weights = [
+            w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items, strict=True)
+        ]
         if selector.half_life is not None:
-            positive = [i.fields["version"] for i, w in zip(items, weights) if w > 0]
+            positive = [i.fields["version"] for i, w in zip(items, weights, strict=True) if w > 0]
             newest = max(positive, default=0)
             ages = [(i.fields["version"] - newest) / selector.half_life for i in items]
-            weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages)]
+            weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages, strict=True)]
         return weights
 
     def chances(self, selector: rc.Selector, items: list[Item]) -> dict[int, float]:
@@ -205,7 +205,7 @@ class Model:
             if not any(weights):
                 weights = [1.0] * len(items)
         total = math.fsum(weights)
-        return {item.key: w / total for item, w in zip(items, weights)}
+        return {item.key: w / total for item, w in zip(items, weights, strict=True)}
 
     def shares(self, role: str, selector: rc.Selector, n: int) -> list[tuple[rc.Selector, int]]:
         """How many of n items each selector of a mixture gets; what rounding owes is kept."""
@@ -213,7 +213,7 @@ class Model:
             return [(selector, n)]
         parts = selector.selectors
         owed = self.credits.setdefault((role, selector), [0.0] * len(parts))
-        owed[:] = [due + share * n for due, (_, share) in zip(owed, parts)]
+        owed[:] = [due + share * n for due, (_, share) in zip(owed, parts, strict=True)]
         counts = [max(0, math.floor(due)) for due in owed]
         while sum(counts) < n:
             best = max(range(len(parts)), key=lambda p: owed[p] - counts[p])
@@ -221,8 +221,8 @@ class Model:
         while sum(counts) > n:
             worst = min(range(len(parts)), key=lambda p: owed[p] - counts[p])
             counts[worst] -= 1
-        owed[:] = [due - count for due, count in zip(owed, counts)]
-        return [(part, count) for (part, _), count in zip(parts, counts)]
+        owed[:] = [due - count for due, count in zip(owed, counts, strict=True)]
+        return [(part, count) for (part, _), count in zip(parts, counts, strict=True)]
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(self, new: list[Item], present: set[int]) -> None:
@@ -490,7 +490,7 @@ def check_column(name: str, column: rc.Column, batch: Any, cells: list[Any]) -> 
         empty: Any = "" if column.kind == "str" else np.zeros((0, *column.shape))
         got = data.to_list()
         assert len(got) == len(cells)
-        for one, other in zip(got, cells):
+        for one, other in zip(got, cells, strict=True):
             assert np.array_equal(one, empty if other is None else other), (name, one, other)
     else:
         assert data.dtype == column.dtype

@@ -68,9 +68,7 @@ WHERES = {
 @pytest.mark.parametrize("max_times", [0, 10**6], ids=["", "counted"])
 def test_uniform_draws_every_item_equally(where: str, partition: bool, max_times: int) -> None:
     query, admits = WHERES[where]
-    table = table_of(
-        rc.Uniform(), PRIORITIES, partition=partition, max_times_sampled=max_times
-    )
+    table = table_of(rc.Uniform(), PRIORITIES, partition=partition, max_times_sampled=max_times)
     drawn = draw(table, DRAWS, where=query)
     check_frequencies(drawn, admits(np.arange(len(PRIORITIES))))
 

@@ -250,15 +250,23 @@ def test_info_has_one_entry_per_item():
     assert info.lease is None
 
 
+def test_a_tag_that_nobody_set_is_absent_in_info():
+    t = table(rows=2, tags={"score": float, "level": int, "hard": bool, "genre": str})
+    info = t.sample(2).info
+    assert np.isnan(info.score).tolist() == [True, True]
+    for name in ("level", "hard", "genre"):
+        assert getattr(info, name).tolist() == [None, None]
+
+
 def test_times_sampled_counts_this_call_too():
     t = table(rows=1)
     assert t.sample(1).info.times_sampled.tolist() == [1]
     assert t.sample(1).info.times_sampled.tolist() == [2]
 
 
-def test_times_sampled_of_a_batch_is_as_if_drawn_one_after_another():
+def test_times_sampled_of_an_item_that_is_drawn_thrice_is_that_after_the_call():
     t = table(rows=1)
-    assert sorted(t.sample(3).info.times_sampled.tolist()) == [1, 2, 3]
+    assert t.sample(3).info.times_sampled.tolist() == [3, 3, 3]
 
 
 def test_info_is_as_of_the_draw():
@@ -448,6 +456,8 @@ def test_keys_survive_a_trip_through_python_ints():
     t = table()
     keys = t.insert({"x": [0, 1]})
     assert t.get(keys.tolist())["x"].tolist() == [0, 1]
+    assert t.get([int(keys[0]), keys[1]])["x"].tolist() == [0, 1]
+    assert t.update([keys[0], 5, 2**64 - 1], priority=1.0).tolist() == [True, False, False]
     assert t.get(int(keys[1]))["x"].tolist() == [1]
 
 

@@ -130,9 +130,9 @@ def test_a_waiting_caller_never_delays_another():
     caller = Caller(lambda: table.sample(8))
     assert caller.waits()
     assert table.sample(2)["x"].tolist() == [0, 1]
-    assert table.take(1)["x"].tolist() == [2]
-    table.insert({"x": np.arange(6)})
-    assert caller.done()["x"].tolist() == [*range(6), 0, 1]
+    assert table.take(1)["x"].tolist() == [0]
+    table.insert({"x": np.arange(10, 16)})
+    assert caller.done()["x"].tolist() == [2, *range(10, 16), 1]
 
 
 def test_removing_below_min_size_closes_sampling_again():

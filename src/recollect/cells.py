@@ -54,7 +54,8 @@ def join_cells(
 def _join_text(
     name: str, cells: list[Any], dtype: DTypeLike | None
 ) -> tuple[Array, NDArray[np.int64], Kind]:
-    is_text = dtype is str or (dtype is None and isinstance(cells[0], str))
+    first = next(cell for cell in cells if isinstance(cell, _TEXT)) if dtype is None else ""
+    is_text = dtype is str or (dtype is None and isinstance(first, str))
     accepted: tuple[type, ...] = (str,) if is_text else _BYTES
     for row, cell in enumerate(cells):
         if not isinstance(cell, accepted):

@@ -225,8 +225,10 @@ def as_column(name: str, value: Any, rows: int | None = None) -> ColumnData:
     elif hasattr(value, "__array__"):
         column = _from_array(name, _to_array(name, value))
     else:
+        scalar = isinstance(value, int | float | str | bytes)
         raise SchemaError(
             f"column {name!r} is {type(value).__name__}: expected an array, a Ragged, or a list"
+            + (f" with one entry per row, such as [{value!r}]" if scalar else "")
         )
     if rows is not None and len(column) != rows:
         raise SchemaError(f"column {name!r} has {len(column)} rows, expected {rows}")
@@ -281,7 +283,8 @@ def check_lengths(columns: Mapping[str, ColumnData], unit: str) -> None:
         if len(column) != first[1]:
             raise SchemaError(
                 f"columns must have the same number of {unit}: {first[0]!r} has {first[1]}, "
-                f"{name!r} has {len(column)}"
+                f"{name!r} has {len(column)}; a column has a leading axis of {unit} (obs[None] "
+                "makes one)"
             )
 
 

@@ -46,5 +46,9 @@ class TableClosed(RecollectError):
     """The table was closed, before the call or while it waited."""
 
 
+class SnapshotError(RecollectError):
+    """A snapshot cannot be written or read; the message names the file."""
+
+
 class LeaseExpired(RecollectError):
     """The lease is unknown, was settled before, or its deadline has passed."""

@@ -38,6 +38,20 @@ class Requests:
             )
         return None
 
+    def state(self) -> list[Any]:
+        """Everything that is remembered, as plain data."""
+        return [
+            [producer, [[number, *keys] for number, keys in known.items()]]
+            for producer, known in self._known.items()
+        ]
+
+    def restore(self, state: list[Any]) -> None:
+        """Remember what `state` returned."""
+        self._known = OrderedDict(
+            (producer, OrderedDict((number, (first, count)) for number, first, count in known))
+            for producer, known in state
+        )
+
     def remember(self, request: Request, keys: NDArray[np.uint64]) -> None:
         producer, number = request
         known = self._known.setdefault(producer, OrderedDict())

@@ -131,7 +131,12 @@ def _checked_dtype(given: Any) -> np.dtype[Any]:
             raise wrong from None
     else:
         raise wrong
-    check_dtype("dtype", dtype)
+    if dtype.kind == "b" and given == "\0":
+        raise wrong
+    try:
+        check_dtype("dtype", dtype)
+    except SchemaError as error:
+        raise SchemaError(str(error).replace("column 'dtype' has dtype", "a column of")) from None
     return dtype
 
 
@@ -363,7 +368,8 @@ def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise SchemaError(
             f"columns are a mapping of names to arrays, got {type(given).__name__}; "
-            "write table.insert({'obs': obs, 'reward': reward})"
+            "write table.insert({'obs': obs, 'reward': reward}), or make one with "
+            "rc.Batch.from_pandas(frame)"
         )
     return flatten(given)
 

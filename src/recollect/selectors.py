@@ -235,7 +235,7 @@ class Mixed(Selector):
                     f"selectors[{place}]: normalize='table' has no meaning in a mixture; use "
                     "'batch' or None"
                 )
-            _check_number(f"selectors[{place}] share", share, 0.0)
+            _check_number(f"selectors[{place}][1]", share, 0.0)
         total = math.fsum(min(share, 1e300) for _, share in parts)
         if total <= 0.0:
             raise InvalidValue("selectors: expected at least one share above 0")
@@ -287,11 +287,17 @@ def different_items(selector: Selector, n: int, replace: bool, wearing: bool) ->
 
 
 def _check_number(name: str, value: Any, least: float) -> None:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not -1e300 < value < 1e300:
+    if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
         raise InvalidValue(f"{name}: expected a finite number, got {value!r}")
     if value < least:
         raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {value!r}")
+
+
+def _finite(value: Real) -> bool:
+    try:
+        return -1e300 < float(value) < 1e300
+    except OverflowError:
+        return False
 
 
 def _check_name(selector: Selector, name: Any) -> None:

@@ -54,6 +54,33 @@ class Store(Mapping[str, Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
+    def save(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
+        """Write a snapshot of all tables, captured at one moment, to a folder.
+
+        Tables with `checkpoint=False` are left out. `progress` shows a bar; None does so for long
+        work on a terminal.
+
+        >>> import tempfile
+        >>> import recollect as rc
+        >>> store = rc.Store([rc.Table("train", capacity=10)])
+        >>> keys = store["train"].insert({"x": [1, 2]})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store.save(f"{folder}/step-100")
+        ...     resumed = rc.Store([rc.Table("train", capacity=10)])
+        ...     resumed.load(f"{folder}/step-100")
+        >>> resumed["train"].get(keys)["x"]
+        array([1, 2])
+        """
+        from recollect.durability.snapshot import save
+
+        save(self._tables, path, progress)
+
+    def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
+        """Put a snapshot into these tables, which must be empty: keys, order, counters, draws."""
+        from recollect.durability.snapshot import load
+
+        load(self._tables, path, progress)
+
     def close(self) -> None:
         """Close every table."""
         for table in self._tables.values():

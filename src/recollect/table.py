@@ -7,6 +7,7 @@ who wait, and those who follow its effects. One lock guards it all; payload is c
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,15 @@ from recollect.effects import (
     Returned,
     Updated,
 )
-from recollect.errors import InvalidValue, NeverPossible, QueryError, SchemaError, TableClosed
-from recollect.info import Lease
+from recollect.errors import (
+    InvalidValue,
+    NeverPossible,
+    QueryError,
+    SchemaError,
+    SnapshotError,
+    TableClosed,
+)
+from recollect.info import Lease, LeaseLike
 from recollect.leases import Leases
 from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
@@ -99,7 +107,7 @@ class Table:
         remover: Which item leaves when the table is full.
         limiter: Whether an insert or a sample may go ahead now.
         max_times_sampled: After so many samples an item leaves; 0 for no limit.
-        signature: The columns, as `rc.Column`s by name; None lets the first insert fix them.
+        signature: The columns, an `rc.Column` for each name; None lets the first insert fix them.
         tags: More fields that rules and queries may use: names and types.
         partition_by: Fields whose equality in a `where` is answered without a scan.
         storage: Where items live; `rc.MemoryStorage()` where None.
@@ -559,7 +567,7 @@ class Table:
         missing = distinct - visible
         if often:
             missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
-        return self._blocked(n, distinct, visible, missing)
+        return self._blocked(n, distinct, visible, missing, where)
 
     def _check_size(self, distinct: int) -> None:
         if distinct > self.capacity:
@@ -568,11 +576,14 @@ class Table:
                 f"{self.name!r} is {self.capacity}"
             )
 
-    def _blocked(self, n: int, distinct: int, visible: int, missing: int) -> Blocked | None:
+    def _blocked(
+        self, n: int, distinct: int, visible: int, missing: int, where: Where | None
+    ) -> Blocked | None:
         inserts = self._limiter.inserts_needed(self._counts, n)
         if inserts <= 0 and missing <= 0:
             return None
-        needs = f"needs {many(distinct, 'item')}, has {visible}"
+        meeting = "" if where is None else " that meet the query"
+        needs = f"needs {many(distinct, 'item')}{meeting}, has {visible}"
         if missing > 0 and distinct <= visible:
             needs += f", of which {many(missing, 'more')} must be sampled less often"
         if inserts:
@@ -659,7 +670,7 @@ class Table:
             if not partial:
                 self._limiter.check_sample(count)
                 self._check_size(count)
-            blocked = self._blocked(count, count, visible, count - visible)
+            blocked = self._blocked(count, count, visible, count - visible, bound)
             if blocked is not None:
                 return blocked
             chosen = self._storage.take(self._sampler, count, bound, hide=span is not None)
@@ -685,7 +696,7 @@ class Table:
     def _until(self, span: float) -> float | None:
         return None if math.isinf(span) else self._clock.monotonic() + span
 
-    def confirm(self, lease: Lease | int) -> None:
+    def confirm(self, lease: LeaseLike | int | None) -> None:
         """The leased items are done with: remove them. A lapsed lease raises `LeaseExpired`."""
         with self._transaction():
             self._enter()
@@ -695,7 +706,7 @@ class Table:
             number = self._done()
         self._effects.settle(number)
 
-    def give_back(self, lease: Lease | int) -> None:
+    def give_back(self, lease: LeaseLike | int | None) -> None:
         """Bring the leased items back, in their old order and one delivery higher."""
         with self._transaction():
             self._enter()
@@ -703,7 +714,7 @@ class Table:
             number = self._done()
         self._effects.settle(number)
 
-    def renew(self, lease: Lease | int, seconds: float) -> Lease:
+    def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
         """Hold a lease for so many seconds from now."""
         span = time_span("seconds", seconds)
         with self._transaction():
@@ -725,7 +736,7 @@ class Table:
         self._effects.settle(number)
         return len(leases)
 
-    def _bring_back(self, lease: Lease | int, reason: str) -> None:
+    def _bring_back(self, lease: LeaseLike | int | None, reason: str) -> None:
         held = self._leases.end(lease)
         self._counts.samples -= self._storage.show(held.keys, returned=True)
         self._effects.emit(Returned, held.keys, held.lease, reason)
@@ -753,10 +764,10 @@ class Table:
         with self._transaction():
             self._enter()
             found = self._storage.update(keys, checked)
-            if self._effects.followers:
-                self._effects.emit(Updated, keys[found], _selected(checked, found))
-            else:
+            if not self._effects.followers:
                 self._effects.number += 1
+            elif found.any():
+                self._effects.emit(Updated, keys[found], _selected(checked, found))
             self._gate.arrivals.changed(keys.size)
             number = self._done()
         if self._effects.followers:
@@ -1042,6 +1053,68 @@ class Table:
         """At the end of a call that changed something: tell the followers; its last number."""
         self._effects.deliver()
         return self._effects.number
+
+    # -- state, for snapshots ---------------------------------------------------------------------
+    def _capture(self) -> tuple[dict[str, Any], Any]:
+        """Everything that decides what later calls return; under the lock."""
+        from recollect.durability.snapshot import schema_to_json
+        from recollect.storage.capture import capture
+        from recollect.storage.memory import MemoryStorage
+
+        self._enter()
+        if not isinstance(self._storage, MemoryStorage):
+            raise InvalidValue(f"table {self.name!r}: only tables in memory can be saved")
+        leased = self._storage.hidden
+        state = {
+            "columns": schema_to_json(self._schema),
+            "shared_columns": schema_to_json(self._shared_schema),
+            "fields": self._fields,
+            "partition_by": list(self.partition_by),
+            "inserts": self._counts.inserts,
+            "samples": self._counts.samples - leased,
+            "removals": self._counts.removals,
+            "removed": self._removed,
+            "sample_calls": self._sample_calls,
+            "effects": self._effects.number,
+            "requests": self._requests.state(),
+            "items": len(self._storage),
+        }
+        return json.loads(json.dumps(state)), capture(self._storage)
+
+    def _check_restorable(self, state: Mapping[str, Any], where: str) -> None:
+        if self._schema is not None and len(self._storage):
+            raise SnapshotError(f"table {self.name!r} is not empty; load {where} into a new store")
+        for name in ("fields", "partition_by"):
+            mine = self._fields if name == "fields" else list(self.partition_by)
+            if state[name] != mine:
+                raise SnapshotError(
+                    f"{where}: table {self.name!r} was saved with {name} {state[name]} and has "
+                    f"{mine}; make it with the same tags and partition_by"
+                )
+        if state["items"] > self.capacity:
+            raise SnapshotError(
+                f"{where}: table {self.name!r} was saved with {state['items']} items and has a "
+                f"capacity of {self.capacity}; make it larger"
+            )
+
+    def _restore(self, state: Mapping[str, Any], captured: Any, batches: Any) -> None:
+        """Take over a captured state; under the lock, and empty."""
+        from recollect.durability.snapshot import schema_from_json
+        from recollect.storage.capture import restore
+        from recollect.storage.memory import MemoryStorage
+
+        assert isinstance(self._storage, MemoryStorage)
+        rows = schema_from_json(state["columns"], "column")
+        if rows is not None:
+            self._set_schema(rows, schema_from_json(state["shared_columns"], "shared column"))
+            mixtures = {repr(s): s for s in (self._sampler, self._remover)}
+            restore(self._storage, captured, batches, mixtures)
+        self._counts = Counts(state["inserts"], state["samples"], state["removals"])
+        self._removed = dict(state["removed"])
+        self._sample_calls = state["sample_calls"]
+        self._effects.number = state["effects"]
+        self._requests.restore(state["requests"])
+        self._gate.wake_all()
 
     # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:

@@ -122,10 +122,7 @@ PARAMETERS = 3
 CELL = 0  # FIXED, RAGGED or OPTIONAL
 OFFSET = 1  # where the column stands in a row record
 SIZE = 2  # bytes of a cell (fixed, optional) or of one element (ragged)
-SOURCE = 3  # the address of what is copied in, or out
-SOURCE_OFFSETS = 4  # address of int64 offsets (ragged)
-SOURCE_PRESENT = 5  # address of int8 flags, 0 where all are present
-COLUMN_BLOCK = 6
+COLUMN_BLOCK = 3
 
 FIXED = 0
 RAGGED = 1

@@ -16,7 +16,17 @@ from numpy.typing import DTypeLike, NDArray
 
 Bytes = NDArray[np.uint8]
 
+LINE = 64  # bytes of a cache line
 LARGE = 1 << 20  # below this the C library's allocator reuses pages by itself
+
+
+def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Zeros that begin with a cache line: what fits into one line then is in one."""
+    dtype = np.dtype(dtype)
+    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    buffer = np.zeros(size + LINE, np.uint8)
+    start = -buffer.ctypes.data % LINE
+    return buffer[start : start + size].view(dtype).reshape(shape)
 
 
 def _references_of_unused() -> int:

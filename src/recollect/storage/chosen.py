@@ -61,6 +61,8 @@ class MemoryChosen:
         extra: dict[str, Array] = {}
         for name, field in items.fields.items():
             extra[name] = field.read(slots)
+        for name in items.unset:
+            extra[name] = items.unset[name].read(np.zeros_like(slots))
         if layout.A_DELIVERIES in owned:
             extra["deliveries"] = owned[layout.A_DELIVERIES][slots].astype(np.int64) + 1
         self.extra = extra

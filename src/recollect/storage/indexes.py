@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recollect.kernels import layout
 from recollect.selectors import Ordered, Prioritized, Selector
+from recollect.storage.buffers import aligned_zeros
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -144,17 +145,17 @@ class Index:
         self.row[layout.OFFSETS : layout.OFFSETS + len(offsets)] = offsets
         kept = {layout.A_TREE, *(p for p in (layout.A_ZEROS,) if p in self.arrays)}
         for position in kept:
-            tree = np.zeros(offsets[-1] + 1)
+            tree = aligned_zeros((offsets[-1] + 1,), np.float64)
             if position in self.arrays:
                 tree[:old] = self.arrays[position][:old]
             self._set(position, tree)
         if self.kind.smallest:
-            self._set(layout.A_SMALLEST, np.zeros(offsets[-1] + 1))
+            self._set(layout.A_SMALLEST, aligned_zeros((offsets[-1] + 1,), np.float64))
 
     def count_zeros(self) -> None:
         """Begin to count items of weight zero."""
         if self.kind.kind == layout.WEIGHT and layout.A_ZEROS not in self.arrays:
-            self._set(layout.A_ZEROS, np.zeros(self.arrays[layout.A_TREE].size))
+            self._set(layout.A_ZEROS, aligned_zeros((self.arrays[layout.A_TREE].size,), np.float64))
 
     @property
     def count(self) -> int:

@@ -82,18 +82,16 @@ class Indexing:
         if plan.rows is None:
             row = self.indexes.find(plan.kind)
             if row is None:
-                index = self._make(plan.kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=False)
+                row = self.add_whole(plan.kind)
                 visible = self._items.visible()
-                index.reference_to(self._items.newest_version(visible))
-                row = self.indexes.add_whole(index)
-                self._give_room(index, None, self._items.now[layout.SLOTS])
-                self._fill(row, visible)
+                self.indexes.at(row).reference_to(self._items.newest_version(visible))
+                self.fill(row, self._in_order(visible))
             plan.rows = np.array([row], np.int64)
         return plan.rows
 
     def rows_in(self, plan: Plan, partitions: list[int]) -> Ints:
         """The indexes of some partitions, those without items left out."""
-        family = self._family(plan.kind)
+        family = self.family(plan.kind)
         rows = [self.indexes.row_of(number, family) for number in partitions]
         table = self.indexes.table
         return np.array([row for row in rows if table[row, layout.COUNT]], np.int64)
@@ -107,7 +105,7 @@ class Indexing:
         index.row[layout.DEPENDS] = 0
         index.reference_to(self._items.newest_version(slots))
         self._give_room(index, None, slots.size)
-        self._fill(row, slots)
+        self.fill(row, self._in_order(slots))
         self._scratch = index  # its arrays must live as long as the row points to them
         return np.array([row], np.int64)
 
@@ -157,6 +155,13 @@ class Indexing:
                 self._items.field("version")
         return Index(kind, row, depends, dense)
 
+    def add_whole(self, kind: IndexKind) -> int:
+        """Make an index over all items, without any yet."""
+        index = self._make(kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=False)
+        row = self.indexes.add_whole(index)
+        self._give_room(index, None, self._items.now[layout.SLOTS])
+        return row
+
     def _make_for_partition(self, kind: IndexKind) -> Index:
         index = self._make(kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=True)
         like = [i for i in self.indexes if i.kind == kind]
@@ -165,7 +170,7 @@ class Indexing:
         )
         return index
 
-    def _family(self, kind: IndexKind) -> int:
+    def family(self, kind: IndexKind) -> int:
         """The number of an index that every partition keeps, made when it is first needed."""
         indexes = self.indexes
         if kind in indexes.families:
@@ -177,7 +182,7 @@ class Indexing:
         for number, partition in enumerate(indexes.partitions):
             members = visible[numbers == number]
             self._give_room(partition[family], by_slot, max(16, members.size))
-            self._fill(indexes.row_of(number, family), members)
+            self.fill(indexes.row_of(number, family), self._in_order(members))
         return family
 
     def partition(self, values: tuple[Any, ...]) -> int:
@@ -204,11 +209,17 @@ class Indexing:
         elif index.kind.kind == layout.WEIGHT:
             self._kernels.rebuild_trees(index.row)
 
-    def _fill(self, row: int, slots: Ints) -> None:
-        """Add items to a new index, in the order of arrival."""
+    def fill(self, row: int, slots: Ints) -> None:
+        """Add items to a new index."""
         if slots.size:
-            slots = slots[np.argsort(self._items.seq(slots), kind="stable")]
+            index = None if row == self.indexes.scratch else self.indexes.at(row)
+            if index is not None and index.reserve(slots.size):
+                self._refresh(index)
             self.arrange(slots, FILL + row, ADD)
+
+    def _in_order(self, slots: Ints) -> Ints:
+        """Items in the order of arrival."""
+        return slots[np.argsort(self._items.seq(slots), kind="stable")]
 
     # -- room -------------------------------------------------------------------------------------
     def resize(self) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from recollect.kernels import layout
 from recollect.query import FieldType, FieldValues
-from recollect.storage.fields import FieldArray, FieldValue
+from recollect.storage.buffers import aligned_zeros
+from recollect.storage.fields import BUILT_IN, FieldArray, FieldValue
 from recollect.storage.indexes import OrderValue
 
 Ints = NDArray[np.int64]
@@ -37,6 +38,7 @@ class Items:
         self.now = memoryview(self.block)  # type: ignore[arg-type]  # the same numbers, quicker to read one by one
         self.fields: dict[str, FieldArray] = {}
         self.owned: dict[int, Array] = {}
+        self.unset = {n: FieldArray(n, kind, 1) for n, kind in fields.items() if n not in BUILT_IN}
         self.plain = True  # whether an item is one row and has no fields beyond its record
         self._maxima: Any = memoryview(np.zeros(1))  # type: ignore[arg-type]
         origin = np.uint64(secrets.randbits(20) << layout.COUNTER_BITS)
@@ -79,7 +81,7 @@ class Items:
         """Give every array by slot so many slots."""
         before = self.now[layout.SLOTS]
         self.block[layout.SLOTS] = slots
-        records = np.zeros(((slots + 15) & ~15, WORDS), np.int64)
+        records = aligned_zeros(((slots + 15) & ~15, WORDS), np.int64)
         records[: len(self._records)] = self._records
         self._records = records
         self._own(layout.A_RECORD, records)
@@ -92,15 +94,19 @@ class Items:
         for position in [p for p in self.owned if p in _BY_SLOT] or [layout.A_INSERTED]:
             dtype, fill = _BY_SLOT[position]
             self._own(position, _grown(self.owned.get(position), slots, dtype, fill))
-        if layout.A_PMAX in self.owned:
-            self._own_maxima()
         for field in self.fields.values():
             field.resize(slots)
         self._show_version()
         self._kernels.add_slots(self.block, before)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """After records were written from outside: find keys and maxima again."""
+        home = (self.key & np.uint64(layout.COUNTER_MASK)).astype(np.int64) % self.key.size
         stored = self.stored()
-        home = (self.key[stored] & np.uint64(layout.COUNTER_MASK)).astype(np.int64) % slots
-        self._resize_hash(int((home != stored).sum()))
+        self._resize_hash(int((home[stored] != stored).sum()))
+        if layout.A_PMAX in self.owned:
+            self._own_maxima()
 
     def _own_maxima(self) -> None:
         size, width = 0, self.now[layout.SLOTS]
@@ -169,6 +175,7 @@ class Items:
         if field is None:
             field = FieldArray(name, self._types[name], self.now[layout.SLOTS])
             self.fields[name] = field
+            self.unset.pop(name, None)
             self.plain = False
             self._show_version()
         return field

@@ -321,8 +321,14 @@ class MemoryStorage:
         return self._run(plan, verb, n, replace, calls, self._candidates(plan, where, slots))
 
     def _pin(self, chosen: MemoryChosen) -> MemoryChosen:
+        """Make items readable without the lock."""
         assert self._rows is not None
         chosen.pin(self._items, self._rows, self._shared, self._outputs.array)
+        return chosen
+
+    def _pin_for_long(self, chosen: MemoryChosen) -> MemoryChosen:
+        """The same for items that leave: a follower may hold them, and only their segments."""
+        self._pin(chosen).narrow()
         return chosen
 
     def sample(
@@ -331,7 +337,7 @@ class MemoryStorage:
         chosen = self._pin(self._do(selector, SAMPLE, n, where, replace, calls))
         if chosen.left:
             slots = chosen.ints[LEFT, : chosen.left].copy()
-            chosen.worn = self._pin(named(self._items, slots))
+            chosen.worn = self._pin_for_long(named(self._items, slots))
             self._release(slots)
         return chosen
 
@@ -350,7 +356,7 @@ class MemoryStorage:
         while n > 0 or (nbytes > 0 and self.nbytes > goal):
             evicted = self._do(selector, EVICT, max(n, 1), None, False, 0)
             if keep:
-                kept.append(self._pin(evicted))
+                kept.append(self._pin_for_long(evicted))
             self._release(evicted.slots)
             gone += evicted.count
             n = 0
@@ -465,7 +471,7 @@ class MemoryStorage:
     def _named(self, keys: Keys, keep: bool) -> MemoryChosen:
         slots = self._items.slots_of(keys)
         chosen = named(self._items, slots[slots >= 0])
-        return self._pin(chosen) if keep else chosen
+        return self._pin_for_long(chosen) if keep else chosen
 
     def remove(self, keys: Keys, keep: bool) -> MemoryChosen:
         chosen = self._named(keys, keep)
@@ -564,13 +570,17 @@ class MemoryStorage:
 
     def _move(self, slots: Ints) -> None:
         """Items have other values now in the fields that partitions go by."""
-        columns = [self._items.seen(name, slots) for name in self._partition_by]
-        keys = zip(*columns, strict=True)
-        numbers = np.array([self._indexing.partition(key) for key in keys], np.int32)
+        numbers = self._partitions_of(slots)
         partition = self._items.owned[layout.A_PARTITION]
         np.subtract.at(self._indexing.partitions.live, partition[slots], 1)
         np.add.at(self._indexing.partitions.live, numbers, 1)
         partition[slots] = numbers
+
+    def _partitions_of(self, slots: Ints) -> NDArray[np.int32]:
+        """The partitions that stored items belong in, by their fields."""
+        columns = [self._items.seen(name, slots) for name in self._partition_by]
+        keys = zip(*columns, strict=True)
+        return np.array([self._indexing.partition(key) for key in keys], np.int32)
 
     def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32], payload: Ints) -> None:
         store, items = self._rows, self._items

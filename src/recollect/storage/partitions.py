@@ -46,6 +46,10 @@ class Partitions:
         if number >= self.live.size:
             self._resize(2 * self.live.size)
 
+    def all(self) -> list[Values]:
+        """The values of every partition, in the order of their numbers."""
+        return list(self._numbers)
+
     @property
     def live(self) -> NDArray[np.int64]:
         """Items by partition, hidden ones included."""

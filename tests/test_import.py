@@ -1,0 +1,87 @@
+"""`import recollect` is light: it loads no optional package, no Numba, and compiles nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = (
+    "numba", "llvmlite", "pandas", "torch", "yaml", "sqlalchemy", "psycopg", "zmq", "ray", "tqdm",
+    "scipy", "matplotlib", "polars", "duckdb", "fsspec", "psutil", "pytest", "jax", "tensorflow",
+    "asyncio.subprocess", "unittest", "http.server", "multiprocessing.pool",
+)  # fmt: skip
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a fresh interpreter has after running some code."""
+    script = f"import sys\n{code}\nprint('\\n'.join(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stderr == ""
+    return set(run.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def base():
+    return modules_after("import numpy, pyarrow, ml_dtypes")
+
+
+@pytest.fixture(scope="module")
+def imported():
+    return modules_after("import recollect")
+
+
+def test_import_loads_no_heavy_package(imported, base):
+    loaded = imported - base
+    assert not [name for name in HEAVY if name in loaded]
+
+
+def test_import_loads_little_beside_numpy_and_pyarrow(imported, base):
+    foreign = {
+        name.partition(".")[0]
+        for name in imported - base
+        if not name.startswith(("recollect", "_", "xxhash"))
+    }
+    third_party = foreign - set(sys.stdlib_module_names)
+    assert third_party <= {"numpy", "pyarrow", "ml_dtypes"}
+    assert len(imported - base) < 150
+
+
+def test_import_loads_no_kernel(imported):
+    kernels = {name for name in imported if name.startswith("recollect.kernels.")}
+    assert kernels <= {"recollect.kernels.layout"}
+
+
+def test_import_starts_no_thread_and_warns_of_nothing():
+    script = "import threading, recollect; print(threading.active_count())"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
+def test_describing_rules_and_batches_needs_no_kernel():
+    code = (
+        "import recollect as rc, numpy as np\n"
+        "rc.Prioritized(), rc.Mixed([(rc.Fifo(), 1)]), rc.SampleToInsertRatio(1.0, 1, 5.0)\n"
+        "rc.Batch({'x': np.arange(3), 't': ['a', 'b', 'c']}).to_arrow()\n"
+        "rc.field('a') > 3, rc.parse('a > 3'), rc.Column('f4', (2,))"
+    )
+    assert "numba" not in modules_after(code)
+
+
+def test_every_public_name_is_there():
+    import recollect as rc
+
+    for name in rc.__all__:
+        assert getattr(rc, name) is not None
+    assert sorted(rc.__all__) == sorted(set(rc.__all__))
+
+
+def test_public_names_are_those_of_the_package():
+    import recollect as rc
+
+    public = {name for name in vars(rc) if not name.startswith("_")}
+    submodules = {name for name in public if f"recollect.{name}" in sys.modules}
+    assert public - submodules <= set(rc.__all__)

@@ -1,0 +1,274 @@
+"""Rows in segments: written once, recycled when dead, compacted when mostly dead."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import recollect as rc
+from recollect.storage.rows import LARGEST, RowStore
+
+MIB = 1 << 20
+
+
+def bound(table):
+    """What the spec allows after churn."""
+    return 1.25 * table.nbytes + 64 * MIB
+
+
+def allocated(table):
+    storage = table._storage
+    return sum(store.allocated for store in (storage._rows, storage._shared) if store is not None)
+
+
+def keys_of(table):
+    return np.sort(table._storage.find(None, None, visible=False))
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """Counts the rows that are written into segments."""
+    counts = {"rows": 0}
+    write = RowStore._write
+
+    def counted(self, segment, rows, begin, end):
+        counts["rows"] += end - begin
+        return write(self, segment, rows, begin, end)
+
+    monkeypatch.setattr(RowStore, "_write", counted)
+    return counts
+
+
+# -- segments
+
+
+def test_segments_are_at_most_8_mib():
+    table = rc.Table("t", capacity=100_000)
+    for i in range(10):
+        table.insert({"x": np.full((1000, 500), i, np.int64)})
+    sizes = [s.buffer.size for s in table._storage._rows._segments if s is not None]
+    assert max(sizes) <= LARGEST + 4096
+    assert len(sizes) > 4
+
+
+def test_an_item_larger_than_a_segment_has_one_of_its_own():
+    table = rc.Table("t", capacity=10)
+    keys = table.insert({"x": np.arange(40 * MIB // 8).reshape(40, -1)}, rows_per_item=20)
+    got = table.get(keys)["x"]
+    assert np.array_equal(got.ravel(), np.arange(40 * MIB // 8))
+
+
+def test_a_small_table_takes_little_memory():
+    table = rc.Table("t", capacity=1000)
+    for i in range(5000):
+        table.insert({"x": np.full((1, 4), i, np.float32)})
+    assert allocated(table) < 512 << 10
+
+
+def test_an_append_over_several_segments_loses_nothing():
+    table = rc.Table("t", capacity=10_000)
+    rng = np.random.default_rng(0)
+    given = []
+    for _ in range(6):
+        n = int(rng.integers(1, 900))
+        x = rng.integers(0, 1 << 40, (n, 300))
+        given.append((table.insert({"x": x}), x))
+    for keys, x in given:
+        assert np.array_equal(table.get(keys)["x"], x)
+
+
+def test_a_segment_is_recycled_when_its_last_row_is_gone():
+    table = rc.Table("t", capacity=100)
+    for i in range(300):
+        table.insert({"x": np.full((10, 5000), i)})
+    assert allocated(table) < 2 * table.nbytes + 2 * LARGEST
+    assert table._storage._rows.opened > 10
+
+
+def test_nothing_stays_allocated_after_clear():
+    table = rc.Table("t", capacity=4000)
+    table.insert({"x": np.zeros((4000, 2000))})
+    table.clear()
+    assert allocated(table) <= 2 * LARGEST
+
+
+def test_rows_are_never_overwritten_in_place():
+    table = rc.Table("t", capacity=20, remover=rc.Uniform(), seed=0)
+    for i in range(20):
+        table.insert({"x": np.full((1, 30_000), i)})
+    pinned = []
+    for i in range(20, 400):
+        key = keys_of(table)[i % 20]
+        with table._transaction():
+            chosen = table._storage.get(np.array([key]), None)
+        pinned.append((table.get([key])["x"][0, 0], chosen))
+        table.insert({"x": np.full((1, 30_000), i)})
+    for value, chosen in pinned[::7]:
+        assert (chosen.read()["x"] == value).all()
+
+
+# -- compaction
+
+
+def churn(table, make, steps, rng, check_every=20):
+    """Insert over and over; returns the largest allocation, as a share of what is allowed."""
+    worst = 0.0
+    for step in range(steps):
+        table.insert(**make(step, rng))
+        worst = max(worst, allocated(table) / bound(table))
+        if step % check_every == check_every - 1:
+            check(table)
+    check(table)
+    return worst
+
+
+def check(table):
+    """Every cell holds the number of its item."""
+    keys = keys_of(table)
+    batch = table.get(keys[:: max(1, len(keys) // 500)])
+    ids = batch["id"]
+    if "p" in batch:
+        assert (batch["p"] == ids[:, None]).all()
+    if "r" in batch:
+        ragged = batch["r"]
+        assert np.array_equal(ragged.values, np.repeat(ids, ragged.lengths))
+    if batch.shared:
+        first = ids[batch.info.row_offsets[:-1]]
+        assert (batch.shared["s"] == first[:, None]).all()
+
+
+def fixed(step, rng):
+    ids = np.arange(step * 200, step * 200 + 200)
+    return {"columns": {"id": ids, "p": np.repeat(ids[:, None], 1000, axis=1)}}
+
+
+def ragged(step, rng):
+    ids = np.arange(step * 20, step * 20 + 20)
+    lengths = rng.integers(0, 20_000, 20)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return {"columns": {"id": ids, "r": rc.Ragged(np.repeat(ids, lengths), offsets)}}
+
+
+def groups(step, rng):
+    counts = rng.integers(1, 6, 20)
+    ids = np.arange(step * 20, step * 20 + 20)
+    rows = np.repeat(ids, counts)
+    return {
+        "columns": {"id": rows, "p": np.repeat(rows[:, None], 500, axis=1)},
+        "rows_per_item": counts,
+        "shared": {"s": np.repeat(ids[:, None], 5000, axis=1)},
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "capacity", "steps"), [(fixed, 10_000, 200), (ragged, 1500, 300), (groups, 2000, 300)]
+)
+def test_allocated_memory_stays_within_the_bound_and_rows_whole_after_random_churn(
+    make, capacity, steps
+):
+    table = rc.Table("t", capacity=capacity, remover=rc.Uniform(), seed=0)
+    assert churn(table, make, steps, np.random.default_rng(0)) < 1.0
+
+
+def test_memory_comes_back_after_most_items_are_deleted():
+    table = rc.Table("t", capacity=20_000)
+    ids = np.arange(20_000)
+    for part in np.split(ids, 20):
+        table.insert({"id": part, "p": np.repeat(part[:, None], 1000, axis=1)})
+    rng = np.random.default_rng(0)
+    table.delete(rng.permutation(keys_of(table))[:19_000])
+    assert allocated(table) < bound(table)
+    check(table)
+
+
+def test_memory_comes_back_after_the_large_items_of_a_mixture_are_deleted():
+    """Few rows may hold most of the bytes."""
+    table = rc.Table("t", capacity=20_000)
+    for step in range(150):
+        ids = np.arange(step * 40, step * 40 + 40)
+        lengths = np.ones(40, np.int64)
+        lengths[17] = MIB // 8
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        table.insert({"id": ids, "r": rc.Ragged(np.repeat(ids, lengths), offsets)})
+    table.delete(where=rc.field("nbytes") > 1000)
+    table.insert({"id": [0], "r": [np.zeros(1, np.int64)]})
+    assert allocated(table) < bound(table)
+    check(table)
+
+
+def test_memory_comes_back_after_amending():
+    signature = {"id": rc.Column("int64"), "p": rc.Column("int64", (1000,), optional=True)}
+    table = rc.Table("t", capacity=10_000, signature=signature)
+    keys = table.insert({"id": np.arange(10_000)})
+    for part in np.split(np.random.default_rng(0).permutation(10_000), 20):
+        table.amend(keys[part], {"p": np.repeat(part[:, None], 1000, axis=1)})
+    assert allocated(table) < bound(table)
+    check(table)
+
+
+def test_leased_items_survive_compaction():
+    table = rc.Table("t", capacity=10_000, remover=rc.Uniform(), sampler=rc.Uniform(), seed=0)
+    rng = np.random.default_rng(0)
+    churn(table, fixed, 50, rng)
+    lease = table.take(100, lease=float("inf")).info.lease
+    for step in range(50, 150):
+        table.insert(**fixed(step, rng))
+    table.give_back(lease)
+    check(table)
+
+
+# -- write amplification
+
+
+def test_fifo_removal_writes_every_row_once(written):
+    table = rc.Table("t", capacity=5000)
+    for step in range(150):
+        table.insert(**fixed(step, None))
+    assert written["rows"] == 150 * 200
+
+
+def test_random_removal_writes_every_row_a_few_times(written):
+    table = rc.Table("t", capacity=10_000, remover=rc.Uniform(), seed=0)
+    for step in range(300):
+        table.insert(**fixed(step, None))
+    assert written["rows"] < 4.0 * 300 * 200
+
+
+# -- resident memory
+
+CHURN = """
+    import gc, sys
+    import numpy as np, psutil
+    import recollect as rc
+
+    def resident():
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    table = rc.Table("t", capacity=12_000, remover=rc.Uniform(), seed=0)
+    table.insert({"p": np.zeros((1, 1000))})
+    table.sample(1)
+    before = resident()
+    worst = 0.0
+    for step in range(250):
+        table.insert({"p": np.full((200, 1000), step, np.float64)})
+        batch = table.sample(2000) if step % 25 == 0 else None
+        del batch
+        if step > 60 and step % 10 == 0:
+            allowed = 1.25 * table.nbytes + (64 << 20)
+            worst = max(worst, (resident() - before) / allowed)
+    table.clear()
+    print(worst, (resident() - before) / (64 << 20))
+"""
+
+
+def test_resident_memory_stays_within_the_bound_after_random_churn():
+    script = textwrap.dedent(CHURN)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    worst, empty = map(float, run.stdout.split())
+    assert worst < 1.0
+    assert empty < 1.0
