@@ -4,6 +4,8 @@ Each call is made on a table that has a twin: same seed, same calls before. Afte
 agree in everything one can see, also in what they draw next.
 """
 
+# ruff: noqa: E501 - one line per case makes the table readable
+
 from __future__ import annotations
 
 import asyncio

@@ -165,7 +165,8 @@ def test_a_sample_that_removes_nothing_has_no_effect():
 def test_an_updated_effect_names_only_items_that_were_there():
     table, follower = followed(rows=0)
     keys = table.insert({"x": [0, 1]})
-    table.update([int(keys[1]), 12345, int(keys[0])], priority=[1.0, 2.0, 3.0], task="a")
+    mixed = np.array([keys[1], 12345, keys[0]], np.uint64)
+    table.update(mixed, priority=[1.0, 2.0, 3.0], task="a")
     effect = follower.effects[-1]
     assert effect.keys.tolist() == [keys[1], keys[0]]
     assert effect.fields["priority"].tolist() == [1.0, 3.0]

@@ -254,6 +254,18 @@ def test_mixed_without_replacement_gives_different_items():
         assert len(set(t.sample(16, replace=False)["x"].tolist())) == 16
 
 
+def test_mixed_without_replacement_knows_the_probability_of_items_that_aged_far():
+    ageing = rc.Prioritized(half_life=2.0)
+    t = table(rc.Mixed([(rc.Prioritized(alpha=1.0), 1), (ageing, 1)]))
+    versions = [1874, 375, 901, 4339, 10, 1065]
+    t.insert({"x": np.arange(6)}, version=versions, priority=[1.0, 5.0, 5.0, 5.0, 1.0, 5.0])
+    for _ in range(20):
+        batch = t.sample(6, replace=False)
+        assert sorted(batch["x"].tolist()) == list(range(6))
+        assert np.isfinite(batch.info.probability).all()
+        assert np.isfinite(batch.info.weights).all()
+
+
 def test_shares_are_normalized():
     assert rc.Mixed([(rc.Fifo(), 1), (rc.Lifo(), 3)]).selectors == (
         (rc.Fifo(), 0.25),

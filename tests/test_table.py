@@ -242,8 +242,9 @@ def test_info_has_one_entry_per_item():
     t.insert({"x": np.arange(6)}, rows_per_item=2, priority=[1, 2, 3], version=5, task="m")
     info = t.sample(4).info
     for name in (
-        "keys priority probability weights times_sampled version task status score deliveries"
-    ).split():
+        "keys", "priority", "probability", "weights", "times_sampled", "version", "task", "status",
+        "score", "deliveries",
+    ):  # fmt: skip
         assert len(getattr(info, name)) == 4, name
     assert info.row_offsets.tolist() == [0, 2, 4, 6, 8]
     assert info.table_size == 3
@@ -763,7 +764,7 @@ def test_amend_fills_absent_cells():
 def test_amend_refuses_a_cell_that_is_there():
     t = table(signature={"x": rc.Column("int64"), "y": rc.Column("int8", optional=True)})
     keys = t.insert({"x": [0, 1], "y": [5, None]})
-    with pytest.raises(rc.InvalidValue, match="'y'.*already"):
+    with pytest.raises(rc.InvalidValue, match=r"'y'.*already"):
         t.amend(keys, {"y": [6, 7]})
     assert t.get(keys)["y"].tolist() == [5, 0]
 

@@ -116,7 +116,7 @@ def _checked_sizes(shape: Any) -> tuple[int, ...]:
 def _checked_dtype(given: Any) -> np.dtype[Any]:
     """The NumPy dtype that a user names, by name, type or dtype."""
     wrong = SchemaError(f"dtype: expected a NumPy dtype, 'str' or 'bytes', got {given!r}")
-    if isinstance(given, str):
+    if isinstance(given, str) and given.isprintable():
         try:
             dtype = dtype_named(given)
         except SchemaError:
@@ -130,8 +130,6 @@ def _checked_dtype(given: Any) -> np.dtype[Any]:
         except TypeError:
             raise wrong from None
     else:
-        raise wrong
-    if dtype.kind == "b" and given == "\0":
         raise wrong
     try:
         check_dtype("dtype", dtype)

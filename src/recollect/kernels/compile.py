@@ -48,12 +48,15 @@ def kernel(signature: str, *, nogil: bool | None = None) -> Callable[[Callable[.
     """Compile a function for one signature.
 
     Kernels that copy rows run without the GIL. Those that run under a table's lock keep it:
-    releasing it there would let every other thread in before the lock is free.
+    releasing it there would let every other thread in before the lock is free. Divisions are
+    those of NumPy: a check for zero in each would keep loops from becoming vector code.
     """
 
     def compile_now(function: Callable[..., Any]) -> Any:
         release = function.__module__.endswith(".rows") if nogil is None else nogil
-        return numba.njit(_spelled(signature), cache=_cached, nogil=release)(function)
+        return numba.njit(_spelled(signature), cache=_cached, nogil=release, error_model="numpy")(
+            function
+        )
 
     return compile_now
 
@@ -66,7 +69,9 @@ def inner(signature: str) -> Callable[[Callable[..., Any]], Any]:
     """
 
     def compile_when_called(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(no_cpython_wrapper=True)(function)  # type: ignore[call-overload]
+        dispatcher = numba.njit(  # type: ignore[call-overload]
+            no_cpython_wrapper=True, error_model="numpy"
+        )(function)
         resolve = dispatcher.get_call_template
 
         def resolve_once_compiled(arguments: Any, keywords: Any) -> Any:
@@ -134,9 +139,9 @@ def _writable_folder() -> Path | None:
 
 
 def _say_it_compiles(folder: Path | None) -> None:
-    where = f" and kept in {folder}" if folder else ""
+    where = f"once per installation and kept in {folder}" if folder else "in every process"
     print(
-        f"recollect: compiling kernels; done once per installation{where}",
+        f"recollect: compiling kernels, which is done {where}",
         file=sys.stderr,
         flush=True,
     )

@@ -13,6 +13,7 @@ All are called under the table's lock, after the caller has made room.
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
 from recollect.kernels.compile import inner
 from recollect.kernels.layout import (
@@ -63,10 +64,12 @@ from recollect.kernels.layout import (
     VISITS,
     WEIGHT,
 )
+from recollect.kernels.power import exp_2, power
 from recollect.kernels.random import next_unit
 from recollect.kernels.raw import (
     bits_of,
     float64_at,
+    float64_pointer,
     int8_at,
     int32_at,
     int64_at,
@@ -331,20 +334,26 @@ def swap_members(x, a, b):
 
 
 # -- weights ------------------------------------------------------------------------------------
-@inner("float64(ints, ints, int64)")
-def weight_of(items, x, slot):
+@inner("void(ints, ints, ints, int64, floats)")
+def weights_of(items, x, slots, n, weights):
     """priority ** alpha, halved for every half-life between the reference and the version."""
-    priority = float64_at(items[A_RECORD])[4 * slot + PRIORITY]
-    if priority <= 0.0:
-        return 0.0
     parameters = float64_at(x[A_PARAMETERS])
-    alpha = parameters[ALPHA]
-    weight = priority if alpha == 1.0 else priority**alpha
-    rate = parameters[RATE]
+    priorities = float64_at(items[A_RECORD])
+    alpha, rate = parameters[ALPHA], parameters[RATE]
+    for i in range(n):
+        weights[i] = priorities[4 * slots[i] + PRIORITY]
+    if alpha != 1.0:
+        for i in range(n):
+            priority = weights[i]
+            weight = power(priority, alpha)
+            weights[i] = weight if priority > 0.0 else 0.0
     if rate != 0.0:
-        version = int64_at(items[A_VERSION])[slot]
-        weight *= 2.0 ** ((version - parameters[REFERENCE]) * rate)
-    return max(weight, SMALLEST_WEIGHT)
+        versions = int64_at(items[A_VERSION])
+        for i in range(n):
+            weights[i] *= exp_2((versions[slots[i]] - parameters[REFERENCE]) * rate)
+    for i in range(n):  # a weight that is not zero stays so
+        positive = priorities[4 * slots[i] + PRIORITY] > 0.0
+        weights[i] = max(weights[i], SMALLEST_WEIGHT) if positive else 0.0
 
 
 @inner("int64(ints, int64)")
@@ -373,9 +382,9 @@ def _weight_change(items, x, slots, n, change, work):
     half = work.size >> 1
     tree = float64_at(x[A_TREE])
     touched = 0
-    last_priority = -1.0
-    last_version = np.int64(-1)
-    weight = 0.0
+    weights = carray(float64_pointer(work.ctypes.data + 8 * half), half)
+    if change != REMOVE:
+        weights_of(items, x, slots, n, weights)
     for i in range(n):
         slot = slots[i]
         place = np.int64(slot)
@@ -397,18 +406,13 @@ def _weight_change(items, x, slots, n, change, work):
                 x[COUNT] -= 1
                 _write_leaf(x, place, 0.0, 0.0)
         else:
-            priority = float64_at(items[A_RECORD])[4 * slot + PRIORITY]
-            version = int64_at(items[A_VERSION])[slot] if items[A_VERSION] != 0 else np.int64(0)
-            if priority != last_priority or version != last_version:
-                weight = weight_of(items, x, slot)
-                last_priority = priority
-                last_version = version
+            weight = weights[i]
             old = tree[place] if change == CHANGE else 0.0
             x[POSITIVE] += np.int64(weight > 0.0) - np.int64(old > 0.0)
             _write_leaf(x, place, weight, 1.0 if weight == 0.0 else 0.0)
         work[touched] = place
         touched += 1
-        if touched + 2 > half or i == n - 1:  # a long batch goes in stretches
+        if touched + 2 > half or i == n - 1:  # removals touch two places each
             if x[A_ZEROS] != 0:
                 scratch = work[half:]
                 for k in range(touched):

@@ -88,6 +88,7 @@ from recollect.kernels.layout import (
     VISITS,
     WEIGHT,
 )
+from recollect.kernels.power import power
 from recollect.kernels.raw import float64_at, int8_at, int32_at, int64_at, uint64_at
 from recollect.kernels.tree import refresh
 
@@ -584,7 +585,7 @@ def _importance(table, rows, n, beta, normalize, size, smallest, floats):
     elif normalize == 2 and smallest < np.inf:
         reference = smallest
     for i in range(n):
-        weights[i] = (probability[i] / reference) ** -beta
+        weights[i] = power(probability[i] / reference, -beta)
 
 
 @inner("float64(table, ints)")

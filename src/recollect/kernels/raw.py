@@ -33,7 +33,7 @@ _int8_pointer = _pointer_to(types.int8)
 _int32_pointer = _pointer_to(types.int32)
 _int64_pointer = _pointer_to(types.int64)
 _uint64_pointer = _pointer_to(types.uint64)
-_float64_pointer = _pointer_to(types.float64)
+float64_pointer = _pointer_to(types.float64)
 
 
 @njit
@@ -58,7 +58,7 @@ def uint64_at(address):
 
 @njit
 def float64_at(address):
-    return carray(_float64_pointer(address), _EVERYTHING)
+    return carray(float64_pointer(address), _EVERYTHING)
 
 
 @intrinsic
@@ -172,6 +172,34 @@ def prefetch(typing_context, address):
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def float_of(typing_context, bits):
+    """The float64 with these 64 bits."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
+
+
+@intrinsic
+def sum_of_16(typing_context, address):
+    """The sum of 16 float64, in four lanes: always in the same order, and at vector speed."""
+
+    def generate(context, builder, signature, arguments):
+        lanes = ir.VectorType(ir.DoubleType(), 4)
+        parts = []
+        for part in range(4):
+            offset = ir.Constant(ir.IntType(64), 32 * part)
+            pointer = builder.inttoptr(builder.add(arguments[0], offset), lanes.as_pointer())
+            parts.append(builder.load(pointer, align=8, typ=lanes))
+        total = builder.fadd(builder.fadd(parts[0], parts[1]), builder.fadd(parts[2], parts[3]))
+        a, b, c, d = (builder.extract_element(total, ir.IntType(32)(i)) for i in range(4))
+        return builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
+
+    return types.float64(types.int64), generate
 
 
 @intrinsic

@@ -14,16 +14,7 @@ import numpy as np
 
 from recollect.kernels.compile import inner
 from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
-from recollect.kernels.raw import float64_at, prefetch
-
-
-@inner("float64(floats, int64)")
-def sum_of_node(tree, first):
-    a = (tree[first] + tree[first + 4]) + (tree[first + 8] + tree[first + 12])
-    b = (tree[first + 1] + tree[first + 5]) + (tree[first + 9] + tree[first + 13])
-    c = (tree[first + 2] + tree[first + 6]) + (tree[first + 10] + tree[first + 14])
-    d = (tree[first + 3] + tree[first + 7]) + (tree[first + 11] + tree[first + 15])
-    return (a + b) + (c + d)
+from recollect.kernels.raw import float64_at, prefetch, sum_of_16
 
 
 @inner("float64(floats, int64)")
@@ -53,7 +44,7 @@ def refresh(x, address, nodes, n):
         minima = tree if level == 1 else smallest
         if n >= width:  # every node of this level, and so of all above
             for node in range(width):
-                tree[here + node] = sum_of_node(tree, below + 16 * node)
+                tree[here + node] = sum_of_16(address + 8 * (below + 16 * node))
                 if follow_smallest:
                     smallest[here + node] = smallest_of_node(minima, below + 16 * node)
             computed += width
@@ -63,7 +54,7 @@ def refresh(x, address, nodes, n):
             for i in range(n):
                 node = nodes[i] >> 4
                 if node != last:
-                    tree[here + node] = sum_of_node(tree, below + 16 * node)
+                    tree[here + node] = sum_of_16(address + 8 * (below + 16 * node))
                     if follow_smallest:
                         smallest[here + node] = smallest_of_node(minima, below + 16 * node)
                     nodes[kept] = node
@@ -151,7 +142,7 @@ def set_leaf(x, address, leaf, weight):
     for level in range(1, x[LEVELS]):
         below = x[OFFSETS + level - 1]
         node >>= 4
-        tree[x[OFFSETS + level] + node] = sum_of_node(tree, below + 16 * node)
+        tree[x[OFFSETS + level] + node] = sum_of_16(address + 8 * (below + 16 * node))
         if follow_smallest:
             minima = tree if level == 1 else smallest
             smallest[x[OFFSETS + level] + node] = smallest_of_node(minima, below + 16 * node)
