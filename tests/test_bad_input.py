@@ -236,7 +236,7 @@ RULES = [
     wrong("mixture of nothing", lambda _: rc.Mixed([]), INVALID, "selectors", "share above 0"),
     wrong("mixture of a number", lambda _: rc.Mixed(5), INVALID, "selectors", "(selector, share)", "5"),
     wrong("mixture without shares", lambda _: rc.Mixed([rc.Fifo()]), INVALID, "(selector, share)", "Fifo()"),
-    wrong("mixture with a negative share", lambda _: rc.Mixed([(rc.Fifo(), -1)]), INVALID, "share", "at least 0", "-1"),
+    wrong("mixture with a negative share", lambda _: rc.Mixed([(rc.Fifo(), -1)]), INVALID, "selectors[0]", "at least 0", "-1"),
     wrong("mixture with shares of zero", lambda _: rc.Mixed([(rc.Fifo(), 0)]), INVALID, "share above 0"),
     wrong("mixture of text", lambda _: rc.Mixed([("Fifo", 1)]), INVALID, "selector", "'Fifo'"),
     wrong("mixture of mixtures", lambda _: rc.Mixed([(rc.Mixed([(rc.Fifo(), 1)]), 1)]), INVALID, "selector", "Mixed"),

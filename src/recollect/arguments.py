@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 from recollect.storage.base import ONE_ROW
 
 Keys = NDArray[np.uint64]
@@ -20,7 +20,9 @@ def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
     if isinstance(value, np.integer):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        raise InvalidValue(
+            f"{name}: expected a whole number of at least {least}, got {shown(value)}"
+        )
     if value > most:
         raise InvalidValue(f"{name}: expected at most {most}, got {value}")
     return value
@@ -31,21 +33,21 @@ def time_span(name: str, value: Any) -> float:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise InvalidValue(f"{name}: expected seconds of 0 or more, or None, got {value!r}")
+        raise InvalidValue(f"{name}: expected seconds of 0 or more, or None, got {shown(value)}")
     return min(float(value), math.inf)
 
 
 def flag(name: str, value: Any) -> bool:
     """True or False, and nothing else."""
     if not isinstance(value, bool | np.bool_):
-        raise InvalidValue(f"{name}: expected True or False, got {value!r}")
+        raise InvalidValue(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
 
 
 def text(name: str, value: Any) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise InvalidValue(f"{name}: expected text, got {value!r}")
+        raise InvalidValue(f"{name}: expected text, got {shown(value)}")
     return value
 
 
@@ -53,15 +55,27 @@ def keys_of(keys: Any) -> Keys:
     """Keys as a flat array of uint64."""
     if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
         return np.ascontiguousarray(keys)
+    wrong = InvalidValue(
+        f"keys: expected a flat array of keys, as insert returns, got {shown(keys)}"
+    )
+    if isinstance(keys, list | tuple) and all(_is_whole(k) for k in keys):
+        try:  # one by one: NumPy would make floats of a list with large and small numbers
+            return np.array([int(key) for key in keys], dtype=np.uint64)
+        except OverflowError:
+            raise wrong from None
     try:
         array = np.asarray(keys)
     except ValueError:
-        array = np.zeros(1)
+        raise wrong from None
     if array.size == 0:
         return np.zeros(0, np.uint64)
     if array.dtype.kind not in "iu" or array.ndim > 1 or int(array.min()) < 0:
-        raise InvalidValue(f"keys: expected a flat array of keys, as insert returns, got {keys!r}")
+        raise wrong
     return np.atleast_1d(array).astype(np.uint64)
+
+
+def _is_whole(key: Any) -> bool:
+    return isinstance(key, int | np.integer) and not isinstance(key, bool)
 
 
 def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
@@ -80,7 +94,7 @@ def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
         counts = np.zeros(1)
     if counts.dtype.kind not in "iu" or counts.ndim > 1:
         raise InvalidValue(
-            f"rows_per_item: expected a whole number, or one per item, got {rows_per_item!r}"
+            f"rows_per_item: expected a whole number, or one per item, got {shown(rows_per_item)}"
         )
     if counts.ndim == 0:
         return items_of(rows, int(counts))
@@ -97,7 +111,7 @@ def names(name: str, values: Any) -> tuple[str, ...]:
     if isinstance(values, str):
         return (values,)
     if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
-        raise InvalidValue(f"{name}: expected names, got {values!r}")
+        raise InvalidValue(f"{name}: expected names, got {shown(values)}")
     return tuple(values)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 from recollect.info import Lease
 from recollect.storage.base import Chosen, NewItems
 
@@ -139,7 +139,7 @@ class Effects:
         for verb in ("follow", "settle"):
             if not callable(getattr(follower, verb, None)):
                 raise InvalidValue(
-                    f"a follower has the methods follow and settle, got {follower!r}"
+                    f"a follower has the methods follow and settle, got {shown(follower)}"
                 )
         self.followers = (*self.followers, follower)
 

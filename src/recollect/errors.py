@@ -7,6 +7,12 @@ of this family is raised before anything changed.
 from __future__ import annotations
 
 
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and not all of a large one."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 class RecollectError(Exception):
     """Base of every error that Recollect raises on purpose."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue, LeaseExpired
+from recollect.errors import InvalidValue, LeaseExpired, shown
 from recollect.info import Lease
 
 
@@ -70,7 +70,7 @@ class Leases:
     def _id(self, lease: Any) -> int:
         number = lease.id if isinstance(lease, Lease) else lease
         if not isinstance(number, int) or isinstance(number, bool):
-            raise InvalidValue(f"lease: expected batch.info.lease, got {lease!r}")
+            raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}")
         if number not in self._held:
             raise LeaseExpired(
                 f"lease {number} is not held: its deadline has passed, or it was confirmed or "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from recollect.errors import InvalidValue, NeverPossible
+from recollect.errors import InvalidValue, NeverPossible, shown
 
 LARGEST_SIZE = 1 << 40
 
@@ -105,7 +105,7 @@ class SampleToInsertRatio(Limiter):
 
     def __post_init__(self) -> None:
         if not _is_number(self.ratio) or not 0.0 < self.ratio < math.inf:
-            raise InvalidValue(f"ratio: expected a number above 0, got {self.ratio!r}")
+            raise InvalidValue(f"ratio: expected a number above 0, got {shown(self.ratio)}")
         _check_size("min_size", self.min_size, 1)
         low, high = self._parse_bounds()
         object.__setattr__(self, "_bounds", (low, high))
@@ -123,11 +123,12 @@ class SampleToInsertRatio(Limiter):
         buffer = self.error_buffer
         center = self.ratio * self.min_size
         if _is_number(buffer) and buffer >= 0:  # type: ignore[operator]
-            return center - buffer, center + buffer  # type: ignore[operator]
+            return float(center - buffer), float(center + buffer)  # type: ignore[operator]
         if isinstance(buffer, tuple | list) and len(buffer) == 2 and all(map(_is_number, buffer)):
             return float(buffer[0]), float(buffer[1])
         raise InvalidValue(
-            f"error_buffer: expected a number of 0 or more, or (min_diff, max_diff), got {buffer!r}"
+            "error_buffer: expected a number of 0 or more, or (min_diff, max_diff), got "
+            f"{shown(buffer)}"
         )
 
     @property
@@ -226,7 +227,9 @@ def _check_size(name: str, value: Any, least: int) -> None:
     if isinstance(value, int) and value > LARGEST_SIZE:
         raise InvalidValue(f"{name}: expected at most {LARGEST_SIZE}, got {value}")
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        raise InvalidValue(
+            f"{name}: expected a whole number of at least {least}, got {shown(value)}"
+        )
 
 
 def _check_min_size(min_size: int, capacity: int) -> None:

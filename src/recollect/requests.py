@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 
 Request = tuple[str | int, int]
 
@@ -71,5 +71,5 @@ def check_request(request: Any) -> Request:
         if named and isinstance(number, int) and not isinstance(number, bool) and number >= 0:
             return producer, number
     raise InvalidValue(
-        f"request: expected (producer, number), such as ('actor-3', 17), got {request!r}"
+        f"request: expected (producer, number), such as ('actor-3', 17), got {shown(request)}"
     )

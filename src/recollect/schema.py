@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recollect.columns import Columns, as_column, check_lengths, flatten, spread
 from recollect.dtypes import check_dtype, dtype_named
-from recollect.errors import InvalidValue, SchemaError
+from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ class Column:
         object.__setattr__(self, "shape", _checked_sizes(self.shape))
         for name in ("ragged", "optional", "shared"):
             if not isinstance(getattr(self, name), bool):
-                raise SchemaError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+                raise SchemaError(
+                    f"{name}: expected True or False, got {shown(getattr(self, name))}"
+                )
         if self.dtype is str or self.dtype is bytes or _is_text(self.dtype):
             name = self.dtype if isinstance(self.dtype, str) else self.dtype.__name__
             if self.shape:
@@ -109,13 +111,13 @@ def _checked_sizes(shape: Any) -> tuple[int, ...]:
     if not isinstance(sizes, tuple | list) or any(
         not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in sizes
     ):
-        raise SchemaError(f"shape: expected a tuple of sizes of 0 or more, got {shape!r}")
+        raise SchemaError(f"shape: expected a tuple of sizes of 0 or more, got {shown(shape)}")
     return tuple(sizes)
 
 
 def _checked_dtype(given: Any) -> np.dtype[Any]:
     """The NumPy dtype that a user names, by name, type or dtype."""
-    wrong = SchemaError(f"dtype: expected a NumPy dtype, 'str' or 'bytes', got {given!r}")
+    wrong = SchemaError(f"dtype: expected a NumPy dtype, 'str' or 'bytes', got {shown(given)}")
     if isinstance(given, str) and given.isprintable():
         try:
             dtype = dtype_named(given)
@@ -172,12 +174,14 @@ class Schema:
         if not isinstance(signature, Mapping) or not signature:
             raise SchemaError(
                 "signature: expected columns by name, such as {'x': rc.Column('float32', (4,))}, "
-                f"got {signature!r}"
+                f"got {shown(signature)}"
             )
         columns = {}
         for name, column in flatten(signature).items():
             if not isinstance(column, Column):
-                raise SchemaError(f"signature of {name!r}: expected an rc.Column, got {column!r}")
+                raise SchemaError(
+                    f"signature of {name!r}: expected an rc.Column, got {shown(column)}"
+                )
             columns[name] = column
         return cls(columns, what)
 
@@ -202,7 +206,7 @@ class Schema:
         """The same schema and one more column at its end."""
         if not isinstance(name, str) or not all(name.split(".")):
             raise SchemaError(
-                f"a column's name is text, with dots only between names, got {name!r}"
+                f"a column's name is text, with dots only between names, got {shown(name)}"
             )
         for other in self.columns:
             if f"{other}.".startswith(f"{name}.") or f"{name}.".startswith(f"{other}."):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 
 __all__ = [
     "Fifo",
@@ -156,7 +156,7 @@ class Linear:
         _check_number("start", self.start, -1e300)
         _check_number("end", self.end, -1e300)
         if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise InvalidValue(f"steps: expected a whole number above 0, got {self.steps!r}")
+            raise InvalidValue(f"steps: expected a whole number above 0, got {shown(self.steps)}")
 
     def at(self, step: int) -> float:
         """The value after `step` steps."""
@@ -199,10 +199,10 @@ class Prioritized(Selector):
             if self.half_life == 0.0:
                 raise InvalidValue("half_life: expected a number above 0, got 0")
         if not isinstance(self.stratified, bool):
-            raise InvalidValue(f"stratified: expected True or False, got {self.stratified!r}")
+            raise InvalidValue(f"stratified: expected True or False, got {shown(self.stratified)}")
         if self.normalize not in ("batch", "table", None):
             raise InvalidValue(
-                f"normalize: expected 'batch', 'table' or None, got {self.normalize!r}"
+                f"normalize: expected 'batch', 'table' or None, got {shown(self.normalize)}"
             )
 
 
@@ -223,12 +223,13 @@ class Mixed(Selector):
             parts = tuple((part[0], part[1]) for part in self.selectors)
         except (TypeError, IndexError, KeyError) as error:
             raise InvalidValue(
-                f"selectors: expected a list of (selector, share), got {self.selectors!r}"
+                f"selectors: expected a list of (selector, share), got {shown(self.selectors)}"
             ) from error
         for place, (selector, share) in enumerate(parts):
             if not isinstance(selector, Selector) or isinstance(selector, Mixed):
                 raise InvalidValue(
-                    f"selectors[{place}]: expected a selector that is not Mixed, got {selector!r}"
+                    f"selectors[{place}]: expected a selector that is not Mixed, got "
+                    f"{shown(selector)}"
                 )
             if isinstance(selector, Prioritized) and selector.normalize == "table":
                 raise InvalidValue(
@@ -288,9 +289,9 @@ def different_items(selector: Selector, n: int, replace: bool, wearing: bool) ->
 
 def _check_number(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
-        raise InvalidValue(f"{name}: expected a finite number, got {value!r}")
+        raise InvalidValue(f"{name}: expected a finite number, got {shown(value)}")
     if value < least:
-        raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {value!r}")
+        raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {shown(value)}")
 
 
 def _finite(value: Real) -> bool:
@@ -302,4 +303,4 @@ def _finite(value: Real) -> bool:
 
 def _check_name(selector: Selector, name: Any) -> None:
     if not isinstance(name, str) or not name:
-        raise InvalidValue(f"field: expected a field's name, got {name!r}")
+        raise InvalidValue(f"field: expected a field's name, got {shown(name)}")

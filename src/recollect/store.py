@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 from recollect.table import Table
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ class Store(Mapping[str, Table]):
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[str, Table] = {}
         if isinstance(tables, Table) or not isinstance(tables, Iterable):
-            raise InvalidValue(f"a store takes a list of tables, got {tables!r}")
+            raise InvalidValue(f"a store takes a list of tables, got {shown(tables)}")
         for table in tables:
             if not isinstance(table, Table):
-                raise InvalidValue(f"a store holds rc.Table objects, got {table!r}")
+                raise InvalidValue(f"a store holds rc.Table objects, got {shown(table)}")
             if table.name in self._tables:
                 raise InvalidValue(f"two tables are called {table.name!r}; rename one")
             self._tables[table.name] = table

@@ -36,6 +36,7 @@ from recollect.errors import (
     SchemaError,
     SnapshotError,
     TableClosed,
+    shown,
 )
 from recollect.info import Lease, LeaseLike
 from recollect.leases import Leases
@@ -228,7 +229,9 @@ class Table:
 
     def _check_selector(self, role: str, selector: Any) -> Selector:
         if not isinstance(selector, Selector):
-            raise InvalidValue(f"{role}: expected a selector such as rc.Fifo(), got {selector!r}")
+            raise InvalidValue(
+                f"{role}: expected a selector such as rc.Fifo(), got {shown(selector)}"
+            )
         numbers = [name for name, kind in self._fields.items() if kind != "str"]
         for name in fields_used(selector):
             if name not in self._fields:
@@ -245,7 +248,7 @@ class Table:
     def _check_limiter(self, limiter: Any) -> Limiter:
         if not isinstance(limiter, Limiter):
             raise InvalidValue(
-                f"limiter: expected a limiter such as rc.MinSize(1), got {limiter!r}"
+                f"limiter: expected a limiter such as rc.MinSize(1), got {shown(limiter)}"
             )
         limiter.check_capacity(self.capacity)
         return limiter
@@ -583,7 +586,7 @@ class Table:
         if inserts <= 0 and missing <= 0:
             return None
         meeting = "" if where is None else " that meet the query"
-        needs = f"needs {many(distinct, 'item')}{meeting}, has {visible}"
+        needs = f"needs {many(distinct, 'item')}, has {visible}{meeting}"
         if missing > 0 and distinct <= visible:
             needs += f", of which {many(missing, 'more')} must be sampled less often"
         if inserts:
@@ -659,7 +662,7 @@ class Table:
         span = None if lease is None else time_span("lease", lease)
         partial = flag("partial", partial)
         if not isinstance(owner, str):
-            raise InvalidValue(f"owner: expected text, got {owner!r}")
+            raise InvalidValue(f"owner: expected text, got {shown(owner)}")
 
         def attempt() -> tuple[Chosen, Lease | None, int] | Blocked:
             visible, _ = self._storage.available(bound)
@@ -726,7 +729,7 @@ class Table:
     def release(self, owner: str) -> int:
         """Give back every lease of an owner, such as a process that died; returns how many."""
         if not isinstance(owner, str):
-            raise InvalidValue(f"owner: expected text, got {owner!r}")
+            raise InvalidValue(f"owner: expected text, got {shown(owner)}")
         with self._transaction():
             self._enter()
             leases = self._leases.of_owner(owner)
@@ -1195,7 +1198,9 @@ def _checked_storage(storage: Any) -> Storage:
     if not all(
         callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")
     ):
-        raise InvalidValue(f"storage: expected one such as rc.MemoryStorage(), got {storage!r}")
+        raise InvalidValue(
+            f"storage: expected one such as rc.MemoryStorage(), got {shown(storage)}"
+        )
     made: Storage = storage
     return made
 
@@ -1203,7 +1208,7 @@ def _checked_storage(storage: Any) -> Storage:
 def _checked_clock(clock: Any) -> Clock:
     verbs = ("time", "monotonic", "sleep_until", "on_turn")
     if not all(callable(getattr(clock, verb, None)) for verb in verbs):
-        raise InvalidValue(f"clock: expected one such as rc.ManualClock(), got {clock!r}")
+        raise InvalidValue(f"clock: expected one such as rc.ManualClock(), got {shown(clock)}")
     checked: Clock = clock
     return checked
 

@@ -29,6 +29,7 @@ VISITS = 18  # nodes and entries that indexes touched: what tests count instead 
 HIDDEN_BYTES = 19  # bytes of payload of leased items
 A_RECORD = 24  # four words by slot: what nearly every call needs of an item, in one cache line
 A_SHARED = 27  # int64 by slot, the same in the store of shared cells
+A_SHARED_NBYTES = 26  # int64 by slot: payload of the shared cells
 A_ROWS = 28  # int32 by slot
 A_NBYTES = 29  # int64 by slot
 A_INSERTED = 32  # float64 by slot

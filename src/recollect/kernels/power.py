@@ -23,7 +23,7 @@ LN_2 = 0.6931471805599453
 @inner("float64(float64)")
 def log_2(x):
     """The exponent, and the series of the logarithm of what is left between 0.7 and 1.4."""
-    bits = bits_of(max(x, SMALLEST))
+    bits = np.int64(bits_of(max(x, SMALLEST)))
     exponent = np.float64((bits >> 52) - 1023)
     rest = float_of((bits & FRACTION) | ONE)
     high = rest > ROOT

@@ -7,6 +7,8 @@ it, keeps the buffer itself alive, so its reference count tells.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import sys
 import threading
 from typing import Any
@@ -27,6 +29,17 @@ def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
     buffer = np.zeros(size + LINE, np.uint8)
     start = -buffer.ctypes.data % LINE
     return buffer[start : start + size].view(dtype).reshape(shape)
+
+
+def _fresh(size: int) -> Bytes:
+    """New memory. A large one is mapped by itself, so that freeing it gives its pages back."""
+    if size < LARGE:
+        return np.empty(size, np.uint8)
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages: small ones will do
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def _references_of_unused() -> int:
@@ -51,7 +64,7 @@ class BufferPool:
                 fits = size <= self._buffers[place].size <= 2 * size
                 if fits and sys.getrefcount(self._buffers[place]) == self._unused:
                     return self._buffers[place]
-        return np.empty(size, np.uint8)
+        return _fresh(size)
 
     def keep(self, buffer: Bytes) -> None:
         """Hand a buffer out again once it is free, if there is room for it in the pool."""

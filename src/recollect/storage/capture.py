@@ -31,6 +31,7 @@ CHUNK = 32 << 20  # bytes of payload that are read at once
 OPTIONAL = {  # arrays by slot that not every table has, under their name in a capture
     "rows": layout.A_ROWS,
     "nbytes": layout.A_NBYTES,
+    "shared_nbytes": layout.A_SHARED_NBYTES,
     "seq": layout.A_SEQ,
     "deliveries": layout.A_DELIVERIES,
 }

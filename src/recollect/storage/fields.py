@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue
+from recollect.errors import InvalidValue, shown
 from recollect.kernels import load
 from recollect.query import FieldType, FieldValues
 
@@ -58,7 +58,7 @@ def parse_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
     """The types of the tags that a user declares."""
     if tags is not None and not isinstance(tags, Mapping):
         raise InvalidValue(
-            f"tags: expected names and types such as {{'score': float}}, got {tags!r}"
+            f"tags: expected names and types such as {{'score': float}}, got {shown(tags)}"
         )
     parsed: dict[str, FieldType] = {}
     for name, kind in (tags or {}).items():
@@ -68,7 +68,7 @@ def parse_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
             raise InvalidValue(f"tags: the name {name!r} is taken; choose another")
         known = [t for given, t in _TAG_TYPES.items() if given is kind or given == kind]
         if not known:
-            raise InvalidValue(f"tags.{name}: expected int, float, bool or str, got {kind!r}")
+            raise InvalidValue(f"tags.{name}: expected int, float, bool or str, got {shown(kind)}")
         parsed[name] = known[0]
     return parsed
 
@@ -92,7 +92,7 @@ def check_value(name: str, kind: FieldType, value: Any, items: int) -> FieldValu
         "str": isinstance(value, str),
     }[kind]
     if not fits:
-        raise InvalidValue(f"{name}: expected {_said(kind)}, got {value!r}")
+        raise InvalidValue(f"{name}: expected {_said(kind)}, got {shown(value)}")
     if kind == "int":
         _check_range(name, value, value)
     if kind == "float":
@@ -269,13 +269,15 @@ def check_weight(priority: float, alpha: float) -> None:
 
 def _priorities(value: Any, items: int) -> NDArray[np.float64]:
     if isinstance(value, str | bytes) or value is None or isinstance(value, bool):
-        raise InvalidValue(f"priority: expected numbers, got {value!r}")
+        raise InvalidValue(f"priority: expected numbers, got {shown(value)}")
     try:
         array = np.asarray(value)
     except ValueError:
-        raise InvalidValue(f"priority: expected a flat list of numbers, got {value!r}") from None
+        raise InvalidValue(
+            f"priority: expected a flat list of numbers, got {shown(value)}"
+        ) from None
     if array.dtype.kind not in "fiu" and array.size:
-        raise InvalidValue(f"priority: expected numbers, got {value!r}")
+        raise InvalidValue(f"priority: expected numbers, got {shown(value)}")
     if array.ndim == 0:
         return np.array([float(array)])
     if array.shape != (items,):

@@ -248,6 +248,7 @@ class Items:
 _BY_SLOT: dict[int, tuple[Any, Any]] = {
     layout.A_INSERTED: (np.float64, 0),
     layout.A_SHARED: (np.int64, 0),
+    layout.A_SHARED_NBYTES: (np.int64, 0),
     layout.A_ROWS: (np.int32, 1),
     layout.A_NBYTES: (np.int64, 0),
     layout.A_SEQ: (np.int64, 0),

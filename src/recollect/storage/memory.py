@@ -74,7 +74,7 @@ class MemoryStorage:
         self._random = np.random.SeedSequence(layout_.seed).generate_state(4, np.uint64)
         self._credits: dict[tuple[Mixed, bool], Floats] = {}
         self._opened = 0  # segments, when we last looked whether to compact
-        self._compact_below = 0  # live rows at which to look again
+        self._fewer_rows = self._fewer_bytes = 0  # at which we look again
         self._items.block[layout.MAX_TIMES] = layout_.max_times_sampled
 
     def set_schema(self, rows: Schema, shared: Schema | None) -> None:
@@ -88,6 +88,7 @@ class MemoryStorage:
             if shared is not None:
                 self._shared = RowStore(shared, self._kernels, self._segments)
                 items.keep(layout.A_SHARED)
+                items.keep(layout.A_SHARED_NBYTES)
             if self._rows.varying or shared is not None:
                 items.keep(layout.A_NBYTES)
         elif self._rows.schema is not rows:
@@ -200,10 +201,10 @@ class MemoryStorage:
         if new.fields:
             self._indexing.expect_versions(new.fields)
         locations, payload = rows.append(new.rows, new.per_item, count)
-        shared_locations = None
+        shared_locations = shared_payload = None
         if self._shared is not None and new.shared is not None:
-            shared_locations, more = self._shared.append(new.shared, ONE_ROW, count)
-            payload = payload + more
+            shared_locations, shared_payload = self._shared.append(new.shared, ONE_ROW, count)
+            payload = payload + shared_payload
         keys = np.empty(count, np.uint64)
         slots = np.empty(count, np.int64)
         self._kernels.items.allocate(
@@ -216,6 +217,7 @@ class MemoryStorage:
             if shared_locations.size != count:
                 shared_locations = shared_locations[0] + np.arange(count)
             items.owned[layout.A_SHARED][slots] = shared_locations
+            items.owned[layout.A_SHARED_NBYTES][slots] = shared_payload
         if rows.tracking or (self._shared is not None and self._shared.tracking):
             self._track(slots)
         self._indexing.arrange(slots, SHOW)
@@ -258,7 +260,8 @@ class MemoryStorage:
             now[layout.DEAD_SEGMENTS] = 0
             for store, _ in self._stores():
                 store.drop_dead()
-        if opened != self._opened or now[layout.ROWS] < self._compact_below:
+        shrunk = now[layout.ROWS] < self._fewer_rows or now[layout.PAYLOAD] < self._fewer_bytes
+        if opened != self._opened or shrunk:
             self._opened = opened
             self._show_segments()
             self._compact()
@@ -622,10 +625,23 @@ class MemoryStorage:
             if store.tracking:
                 store.track(locations[slots], slots)
 
+    def _live_bytes(self, store: RowStore, locations: Ints) -> Floats | None:
+        """Live payload by segment, where rows differ in size; None where counting rows will do."""
+        if not store.varying:
+            return None
+        slots = self._items.stored()
+        shared = np.zeros(slots.size, np.int64)
+        if layout.A_SHARED_NBYTES in self._items.owned:
+            shared = self._items.owned[layout.A_SHARED_NBYTES][slots]
+        sizes = self._items.nbytes(slots) - shared if store is self._rows else shared
+        weights = sizes.astype(np.float64)
+        return np.bincount(locations[slots] >> 32, weights, store.live_rows.size)  # type: ignore
+
     def _compact(self) -> None:
         """Move the items of the emptiest segments to the end, until little is wasted."""
         for store, locations in self._stores():
-            segment = store.emptiest()
+            before, payload = store.opened, self._live_bytes(store, locations)
+            segment = store.emptiest(before, payload)
             if segment is not None and not store.tracking:
                 store.tracking = True
                 stored = self._items.stored()
@@ -641,10 +657,11 @@ class MemoryStorage:
                 locations[slots] = store.move(locations[slots], counts)
                 store.track(locations[slots], slots)
                 store.drop_dead()
-                segment = store.emptiest()
+                segment = store.emptiest(before, payload)
         self._show_segments()
         self._opened = sum(store.opened for store, _ in self._stores())
-        self._compact_below = int(self._items.now[layout.ROWS] * 0.9)
+        self._fewer_rows = int(self._items.now[layout.ROWS] * 0.9)
+        self._fewer_bytes = int(self._items.now[layout.PAYLOAD] * 0.9)
 
 
 def _selected(value: Any, which: Array, count: int) -> Any:

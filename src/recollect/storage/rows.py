@@ -34,16 +34,23 @@ DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 class Segment:
     """One page of rows."""
 
-    __slots__ = ("base", "buffer", "most", "number", "owners", "rows", "tail")
+    __slots__ = ("base", "buffer", "most", "number", "owners", "rows", "serial", "stride", "tail")
 
-    def __init__(self, buffer: NDArray[np.uint8], number: int, stride: int) -> None:
+    def __init__(self, buffer: NDArray[np.uint8], number: int, serial: int, stride: int) -> None:
         self.buffer = buffer
+        self.stride = stride
         self.most = buffer.size // stride  # rows
         self.base = buffer.ctypes.data
         self.number = number
+        self.serial = serial  # how many were opened before it, and it
         self.rows = 0
         self.tail = buffer.size & ~7
         self.owners: NDArray[np.int32] | None = None
+
+    @property
+    def used(self) -> int:
+        """Bytes that were written: records and varying cells."""
+        return self.rows * self.stride + self.buffer.size - self.tail
 
     def owned_by(self) -> Ints:
         """Slots whose items had rows here: some may have gone, or moved away."""
@@ -218,7 +225,7 @@ class RowStore:
         if number == len(self._segments):
             self._segments.append(None)
         self._grow_counts(number + 1)
-        segment = Segment(self._pool.bytes(size), number, self.stride)
+        segment = Segment(self._pool.bytes(size), number, self.opened + 1, self.stride)
         if self.tracking:
             segment.owners = np.full(segment.most, -1, np.int32)
         self._segments[number] = segment
@@ -269,13 +276,22 @@ class RowStore:
                 self._drop(segment)
 
     # -- compaction -----------------------------------------------------------------------------
-    def emptiest(self) -> Segment | None:
-        """The sealed segment with the fewest live rows, if memory is worth getting back."""
+    def emptiest(self, before: int, payload: NDArray[np.float64] | None) -> Segment | None:
+        """The sealed segment with the least live bytes, if memory is worth getting back.
+
+        Only those opened before the `before`-th count. `payload` holds the live bytes of each
+        where rows differ in size.
+        """
         best, best_share = None, 0.95
         dead, live = 0.0, 0.0
         for segment in self._segments:
-            if segment is not None and self.sealed[segment.number]:
+            if segment is None or segment.serial > before:
+                continue
+            if self.sealed[segment.number]:
                 share = self.live_rows[segment.number] / segment.rows
+                if payload is not None:
+                    records = self.live_rows[segment.number] * segment.stride
+                    share = min(1.0, (payload[segment.number] + records) / segment.used)
                 live += share * segment.buffer.size
                 dead += (1 - share) * segment.buffer.size
                 if share < best_share:
