@@ -70,7 +70,7 @@ def inner(signature: str) -> Callable[[Callable[..., Any]], Any]:
 
     def compile_when_called(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(  # type: ignore[call-overload]
-            no_cpython_wrapper=True, error_model="numpy"
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy"
         )(function)
         resolve = dispatcher.get_call_template
 

@@ -53,7 +53,6 @@ from recollect.kernels.layout import (
     COUNTER_MASK,
     DEAD_SEGMENTS,
     DEPENDS,
-    DEPENDS_PRIORITY,
     DEPENDS_TIMES,
     DISPLACED,
     FAMILIES,
@@ -490,14 +489,14 @@ def arrange(items, table, slots, n, verb, mask, work):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
-@kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
-def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
-    """Let n new items of one row take the slots of the first n in the order at row `order`.
+@kernel("void(ints, ints, int64, ints, ints, floats, float64, words, ints)")
+def recycle(items, x, n, locations, nbytes, priorities, now, keys_out, slots):
+    """Let n new items of one row take the slots of the first n in the order `x`.
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
-    a slot stays a member, and only its weight changes. One location stands for consecutive rows.
+    a slot stays a member, and only its weight is to be computed anew. One location stands for
+    consecutive rows.
     """
-    x = table[order]
     following = int32_at(x[A_NEXT])
     previous = int32_at(x[A_PREVIOUS])
     records = int64_at(items[A_RECORD])
@@ -543,7 +542,6 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     x[HEAD] = slot
     previous[slot] = -1
     items[VISITS] += n
-    _each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, order, work)
 
 
 # -- sampling -----------------------------------------------------------------------------------

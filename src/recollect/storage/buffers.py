@@ -58,12 +58,12 @@ class BufferPool:
         self._unused = _references_of_unused()
 
     def bytes(self, size: int) -> Bytes:
-        """A buffer of at least `size` bytes, at most twice as large; new, or free and kept."""
+        """A buffer of at least `size` bytes, at most twice as large; new, or one that was kept."""
         with self._lock:
             for place in range(len(self._buffers)):
                 fits = size <= self._buffers[place].size <= 2 * size
                 if fits and sys.getrefcount(self._buffers[place]) == self._unused:
-                    return self._buffers[place]
+                    return self._buffers.pop(place)
         return _fresh(size)
 
     def keep(self, buffer: Bytes) -> None:

@@ -243,13 +243,14 @@ class MemoryStorage:
         locations, payload = rows.append(new.rows, ONE_ROW, count)
         keys = np.empty(count, np.uint64)
         slots = np.empty(count, np.int64)
-        self._indexing.make_work(count)
         if rows.opened != self._opened:
             self._show_segments()
         self._kernels.items.recycle(
-            items.block, self._indexing.indexes.table, order, count, locations, payload, priority,
-            new.inserted_at, keys, slots, self._indexing.work,
+            items.block, self._indexing.indexes.table[order], count, locations, payload, priority,
+            new.inserted_at, keys, slots,
         )  # fmt: skip
+        if len(self._indexing.indexes.whole) > 1:
+            self._indexing.arrange(slots, CHANGE, layout.DEPENDS_PRIORITY)
         self._tidy(rows.opened)
         return keys
 
@@ -634,8 +635,9 @@ class MemoryStorage:
         if layout.A_SHARED_NBYTES in self._items.owned:
             shared = self._items.owned[layout.A_SHARED_NBYTES][slots]
         sizes = self._items.nbytes(slots) - shared if store is self._rows else shared
-        weights = sizes.astype(np.float64)
-        return np.bincount(locations[slots] >> 32, weights, store.live_rows.size)  # type: ignore
+        live = np.zeros(store.live_rows.size)
+        np.add.at(live, locations[slots] >> 32, sizes)
+        return live
 
     def _compact(self) -> None:
         """Move the items of the emptiest segments to the end, until little is wasted."""
