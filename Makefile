@@ -37,7 +37,7 @@ types: $(VENV)/.dev
 	$(RUN) -m mypy
 
 bench: $(VENV)/.dev ## measure beside the peers and write docs/benchmarks.md; peers go to bench/.envs
-	$(RUN) bench/run.py
+	$(RUN) bench/run.py --markdown docs/benchmarks.md
 
 docs: $(VENV)/.dev ## build the documentation into site/; a warning is an error
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d build/doctrees docs site

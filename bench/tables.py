@@ -86,7 +86,9 @@ def growing(outcomes: Outcomes) -> Table:
         grown = statistics.median(series[1]) / statistics.median(series[0])
         times = [figures.seconds(values) for values in series]
         ratio = figures.ratio(series[1], series[0])
-        table.rows.append([verb, *times, ratio, must, figures.limit(grown, growth.LIMIT)])
+        judged = verb not in growth.INFORMATIVE
+        verdict = figures.limit(grown, growth.LIMIT) if judged else "-"
+        table.rows.append([verb, *times, ratio, must if judged else "-", verdict])
     table.notes.extend(_remarks("Recollect", outcome))
     return table
 

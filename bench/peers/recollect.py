@@ -109,7 +109,9 @@ class Growth(Adapter):
             rows = make_rows(self.workload, self.CHUNK)
             random = np.random.default_rng(0)
             for chunk in range(operation.size // self.CHUNK):
-                versions = random.integers(0, operation.size, self.CHUNK)
+                versions: Any = chunk  # weights after step k are version k, so versions rise
+                if "any order" in operation.verb:
+                    versions = random.integers(0, operation.size, self.CHUNK)
                 table.insert(rows, task=self.TASKS[chunk % len(self.TASKS)], version=versions)
             self.tables[key] = table
         return self.tables[key]

@@ -7,10 +7,9 @@ who wait, and those who follow its effects. One lock guards it all; payload is c
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from recollect.errors import (
     NeverPossible,
     QueryError,
     SchemaError,
-    SnapshotError,
     TableClosed,
     shown,
 )
@@ -77,15 +75,14 @@ REMEMBERED_QUERIES = 256
 
 
 @dataclass(slots=True)
-class _Insert:
-    """An insert that was checked, and what is needed to check it against other columns."""
+class _Insert(NewItems):
+    """Checked items, and what is needed to check them again against other columns."""
 
-    new: NewItems
-    columns: Mapping[str, Any]
-    shared: Mapping[str, Any] | None
-    schema: Schema
-    shared_schema: Schema | None
-    request: Request | None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    given_shared: Mapping[str, Any] | None = None
+    schema: Schema | None = None
+    shared_schema: Schema | None = None
+    request: Request | None = None
 
 
 class Table:
@@ -351,8 +348,10 @@ class Table:
                 f"an insert of {count} items never fits table {self.name!r} of capacity "
                 f"{self.capacity}; insert fewer at a time"
             )
-        new = NewItems(rows, shared_rows, per_item, count, priority, fields)
-        return _Insert(new, columns, shared, schema, shared_schema, request)
+        return _Insert(
+            rows, shared_rows, per_item, count, priority, fields, 0.0, -1.0,
+            columns, shared, schema, shared_schema, request,
+        )  # fmt: skip
 
     def _check_shared(
         self, shared: Mapping[str, Any] | None, count: int
@@ -377,12 +376,12 @@ class Table:
             )
         return schema, rows
 
-    def _try_insert(self, insert: _Insert) -> tuple[Keys, int] | Blocked:
-        storage, new = self._storage, insert.new
-        if insert.schema is not self._schema and self._schema is not None:
-            self._check_again(insert)
-        if insert.request is not None:
-            known = self._requests.keys(insert.request)
+    def _try_insert(self, new: _Insert) -> tuple[Keys, int] | Blocked:
+        storage = self._storage
+        if new.schema is not self._schema and self._schema is not None:
+            self._check_again(new)
+        if new.request is not None:
+            known = self._requests.keys(new.request)
             if known is not None:
                 return known, self._effects.number
         count = new.count
@@ -392,7 +391,7 @@ class Table:
         excess = len(storage) + count - self.capacity
         excess_bytes = 0
         if self.capacity_bytes is not None:
-            excess_bytes = storage.nbytes + self._payload(insert) - self.capacity_bytes
+            excess_bytes = storage.nbytes + self._payload(new) - self.capacity_bytes
         departures = self._limiter.departures_needed(self._counts, count)
         if departures:
             needs = many(departures, "more sample or removal", "more samples or removals")
@@ -407,32 +406,33 @@ class Table:
             blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
             if blocked is not None:
                 return blocked
-        if self._schema is None:
-            self._set_schema(insert.schema, insert.shared_schema)
+        if self._schema is None and new.schema is not None:
+            self._set_schema(new.schema, new.shared_schema)
         if keys is None:
             keys = storage.insert(new)
         self._counts.inserts += count
-        if insert.request is not None:
-            self._requests.remember(insert.request, keys)
-        self._effects.emit(Inserted, keys, new, insert.request)
+        if new.request is not None:
+            self._requests.remember(new.request, keys)
+        self._effects.emit(Inserted, keys, new, new.request)
         self._gate.arrivals.changed(count)
         self._effects.deliver()
         return keys, self._effects.number
 
-    def _check_again(self, insert: _Insert) -> None:
+    def _check_again(self, new: _Insert) -> None:
         """Columns were fixed, or added, since an insert was checked."""
         assert self._schema is not None
-        insert.new.rows = self._schema.check(insert.columns)
-        if insert.shared is not None or self._shared_schema is not None:
-            insert.new.shared = self._check_shared(insert.shared, insert.new.count)[1]
-        insert.schema = self._schema
+        new.rows = self._schema.check(new.given)
+        if new.given_shared is not None or self._shared_schema is not None:
+            new.shared = self._check_shared(new.given_shared, new.count)[1]
+        new.schema = self._schema
 
-    def _payload(self, insert: _Insert) -> int:
-        payload = insert.schema.payload(insert.new.rows)
-        if insert.new.shared is not None:
-            shared = self._shared_schema or insert.shared_schema
+    def _payload(self, new: _Insert) -> int:
+        assert new.schema is not None
+        payload = new.schema.payload(new.rows)
+        if new.shared is not None:
+            shared = self._shared_schema or new.shared_schema
             assert shared is not None
-            payload += shared.payload(insert.new.shared)
+            payload += shared.payload(new.shared)
         assert self.capacity_bytes is not None
         if payload > self.capacity_bytes:
             raise NeverPossible(
@@ -1056,68 +1056,6 @@ class Table:
         """At the end of a call that changed something: tell the followers; its last number."""
         self._effects.deliver()
         return self._effects.number
-
-    # -- state, for snapshots ---------------------------------------------------------------------
-    def _capture(self) -> tuple[dict[str, Any], Any]:
-        """Everything that decides what later calls return; under the lock."""
-        from recollect.durability.snapshot import schema_to_json
-        from recollect.storage.capture import capture
-        from recollect.storage.memory import MemoryStorage
-
-        self._enter()
-        if not isinstance(self._storage, MemoryStorage):
-            raise InvalidValue(f"table {self.name!r}: only tables in memory can be saved")
-        leased = self._storage.hidden
-        state = {
-            "columns": schema_to_json(self._schema),
-            "shared_columns": schema_to_json(self._shared_schema),
-            "fields": self._fields,
-            "partition_by": list(self.partition_by),
-            "inserts": self._counts.inserts,
-            "samples": self._counts.samples - leased,
-            "removals": self._counts.removals,
-            "removed": self._removed,
-            "sample_calls": self._sample_calls,
-            "effects": self._effects.number,
-            "requests": self._requests.state(),
-            "items": len(self._storage),
-        }
-        return json.loads(json.dumps(state)), capture(self._storage)
-
-    def _check_restorable(self, state: Mapping[str, Any], where: str) -> None:
-        if self._schema is not None and len(self._storage):
-            raise SnapshotError(f"table {self.name!r} is not empty; load {where} into a new store")
-        for name in ("fields", "partition_by"):
-            mine = self._fields if name == "fields" else list(self.partition_by)
-            if state[name] != mine:
-                raise SnapshotError(
-                    f"{where}: table {self.name!r} was saved with {name} {state[name]} and has "
-                    f"{mine}; make it with the same tags and partition_by"
-                )
-        if state["items"] > self.capacity:
-            raise SnapshotError(
-                f"{where}: table {self.name!r} was saved with {state['items']} items and has a "
-                f"capacity of {self.capacity}; make it larger"
-            )
-
-    def _restore(self, state: Mapping[str, Any], captured: Any, batches: Any) -> None:
-        """Take over a captured state; under the lock, and empty."""
-        from recollect.durability.snapshot import schema_from_json
-        from recollect.storage.capture import restore
-        from recollect.storage.memory import MemoryStorage
-
-        assert isinstance(self._storage, MemoryStorage)
-        rows = schema_from_json(state["columns"], "column")
-        if rows is not None:
-            self._set_schema(rows, schema_from_json(state["shared_columns"], "shared column"))
-            mixtures = {repr(s): s for s in (self._sampler, self._remover)}
-            restore(self._storage, captured, batches, mixtures)
-        self._counts = Counts(state["inserts"], state["samples"], state["removals"])
-        self._removed = dict(state["removed"])
-        self._sample_calls = state["sample_calls"]
-        self._effects.number = state["effects"]
-        self._requests.restore(state["requests"])
-        self._gate.wake_all()
 
     # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Snapshots: the tables of a store, captured at one moment and written as Arrow files.
 
     PATH/manifest.json           format, and per table: columns, counters, files with checksums
-    PATH/TABLE/rows.arrow        the rows, as record batches
-    PATH/TABLE/shared.arrow      the shared cells, where there are any
-    PATH/TABLE/items.arrow       an entry per item: slot, key, fields
-    PATH/TABLE/arrays.arrow      free slots, members of indexes: named lists of int64
+    PATH/table-N/rows.arrow      the rows, as record batches
+    PATH/table-N/shared.arrow    the shared cells, where there are any
+    PATH/table-N/items.arrow     an entry per item: slot, key, fields
+    PATH/table-N/arrays.arrow    free slots, members of indexes: named lists of int64
 
 All is written and synced under another name and then renamed, so a snapshot is there as a
 whole or not at all. Loading checks every file and puts the state back exactly: the draws that
@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
+from recollect.durability.state import capture_table, check_fits, restore_table
 from recollect.errors import SnapshotError
-from recollect.schema import Column, Schema
 from recollect.storage.capture import Capture
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def save(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
     with ExitStack() as locks:
         for table in wanted.values():
             locks.enter_context(table._transaction())
-        captures = {name: table._capture() for name, table in wanted.items()}
+        captures = {name: capture_table(table) for name, table in wanted.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -182,7 +182,7 @@ def load(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
             f"{', '.join(tables)}"
         )
     for name, state in saved.items():
-        tables[name]._check_restorable(state, str(folder))
+        check_fits(tables[name], state, str(folder))
         for entry in state["files"].values():
             _check_file(folder, entry)
     pieces = sum(len(_batches(folder, s["files"].get("rows"))) for s in saved.values())
@@ -196,7 +196,7 @@ def load(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
                 _named_arrays(_batches(folder, state["files"]["arrays"])[0]),
                 [],
             )
-            tables[name]._restore(state, captured, _read_rows(folder, state["files"], bar))
+            restore_table(tables[name], state, captured, _read_rows(folder, state["files"], bar))
 
 
 def _read_rows(folder: Path, files: Mapping[str, Any], bar: Any) -> Iterator[Batch]:
@@ -252,24 +252,3 @@ def _bar(what: str, pieces: int, progress: bool | None) -> Any:
     """A bar on a terminal, or as told; none for what is over in a moment."""
     hidden = None if progress is None and pieces > 4 else not progress
     return tqdm(total=pieces, desc=what, unit="piece", disable=hidden, leave=False)
-
-
-def schema_to_json(schema: Schema | None) -> list[Any] | None:
-    """A schema as plain data."""
-    if schema is None:
-        return None
-    return [
-        [name, str(c.dtype), list(c.shape), c.ragged, c.optional]
-        for name, c in schema.columns.items()
-    ]
-
-
-def schema_from_json(data: list[Any] | None, what: str) -> Schema | None:
-    """The schema of what `schema_to_json` returned."""
-    if data is None:
-        return None
-    columns = {
-        name: Column(dtype, tuple(shape), ragged=ragged, optional=optional)
-        for name, dtype, shape, ragged, optional in data
-    }
-    return Schema(columns, what)

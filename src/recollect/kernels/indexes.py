@@ -73,6 +73,7 @@ from recollect.kernels.raw import (
     int8_at,
     int32_at,
     int64_at,
+    prefetch,
     uint64_at,
 )
 from recollect.kernels.tree import refresh, set_leaf
@@ -81,6 +82,7 @@ LAST = np.int64(0x7FFFFFFFFFFFFFFF)
 SIGN = np.uint64(0x8000000000000000)
 SMALLEST_WEIGHT = 1e-300
 
+AHEAD = 16  # items between a prefetch and its use
 ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
 
 
@@ -386,6 +388,10 @@ def _weight_change(items, x, slots, n, change, work):
     if change != REMOVE:
         weights_of(items, x, slots, n, weights)
     for i in range(n):
+        if x[A_MEMBERS] == 0 and i + AHEAD < n:  # both lines of the node that holds the leaf
+            node = x[A_TREE] + 8 * (slots[i + AHEAD] & ~np.int64(15))
+            prefetch(node)
+            prefetch(node + 64)
         slot = slots[i]
         place = np.int64(slot)
         if x[A_MEMBERS] != 0:

@@ -88,7 +88,14 @@ from recollect.kernels.layout import (
     WEIGHT,
 )
 from recollect.kernels.power import power
-from recollect.kernels.raw import float64_at, int8_at, int32_at, int64_at, uint64_at
+from recollect.kernels.raw import (
+    float64_at,
+    int8_at,
+    int32_at,
+    int64_at,
+    prefetch,
+    uint64_at,
+)
 from recollect.kernels.tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
@@ -99,6 +106,7 @@ SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of choose
 SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
+AHEAD = 24  # items between a prefetch and its use
 
 
 # -- slots and keys -----------------------------------------------------------------------------
@@ -224,9 +232,18 @@ def rebuild_hash(items):
 def find_slots(items, keys, slots):
     """The slot of each key, -1 for those that have gone; returns how many are there."""
     found = 0
-    for i in range(keys.size):
-        slots[i] = _slot_of(items, keys[i])
-        found += slots[i] >= 0
+    n = keys.size
+    states = int8_at(items[A_RECORD])
+    words = uint64_at(items[A_RECORD])
+    for i in range(n + AHEAD):
+        if i < n:  # ask for a record some turns before it is read
+            slots[i] = _home(items, keys[i])
+            prefetch(items[A_RECORD] + 32 * slots[i])
+        if i >= AHEAD:
+            slot, key = slots[i - AHEAD], keys[i - AHEAD]
+            if states[32 * slot + STATE] == FREE or words[4 * slot] != key:
+                slots[i - AHEAD] = _slot_of(items, key)
+            found += slots[i - AHEAD] >= 0
     return found
 
 

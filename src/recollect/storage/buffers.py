@@ -23,9 +23,14 @@ LARGE = 1 << 20  # below this the C library's allocator reuses pages by itself
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """Zeros that begin with a cache line: what fits into one line then is in one."""
+    """Zeros that begin with a cache line: what fits into one line then is in one.
+
+    Pages that nobody writes take no memory, and those of a large array are given back with it.
+    """
     dtype = np.dtype(dtype)
     size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    if size >= LARGE:
+        return _fresh(size).view(dtype).reshape(shape)
     buffer = np.zeros(size + LINE, np.uint8)
     start = -buffer.ctypes.data % LINE
     return buffer[start : start + size].view(dtype).reshape(shape)
@@ -35,7 +40,7 @@ def _fresh(size: int) -> Bytes:
     """New memory. A large one is mapped by itself, so that freeing it gives its pages back."""
     if size < LARGE:
         return np.empty(size, np.uint8)
-    memory = mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: small ones will do
             memory.madvise(mmap.MADV_HUGEPAGE)
@@ -52,7 +57,7 @@ class BufferPool:
     """Keeps at most `most` bytes of buffers, in use or not, and reuses those that are free."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._lock = threading.Lock()
         self._buffers: list[Bytes] = []
         self._unused = _references_of_unused()
@@ -73,13 +78,13 @@ class BufferPool:
                 return
             total = sum(kept.size for kept in self._buffers) + buffer.size
             place = 0
-            while total > self._most and place < len(self._buffers):
+            while total > self.most and place < len(self._buffers):
                 if sys.getrefcount(self._buffers[place]) == self._unused:
                     total -= self._buffers[place].size
                     del self._buffers[place]
                 else:
                     place += 1
-            if total <= self._most:
+            if total <= self.most:
                 self._buffers.append(buffer)
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -267,7 +267,7 @@ class Indexes:
 
 def _resized(array: Array | None, size: int, dtype: Any) -> Array:
     """Zeros that keep what was there. Pages that nobody writes take no memory."""
-    resized = np.zeros(size, dtype)
+    resized = aligned_zeros((size,), dtype)
     if array is not None:
         kept = min(size, array.size)
         resized[:kept] = array[:kept]

@@ -67,9 +67,14 @@ class Items:
         grows = live + more > slots
         if grows:
             self.resize(min(self._capacity, max(2 * slots, live + more)))
-        if 2 * (now[layout.DISPLACED] + more) > now[layout.HASH_SIZE]:
-            self._resize_hash(now[layout.DISPLACED] + more)
+        self.reserve_hash(more)
         return grows
+
+    def reserve_hash(self, more: int) -> None:
+        """Have room for so many more displaced items."""
+        displaced = self.now[layout.DISPLACED] + more
+        if 2 * displaced > self.now[layout.HASH_SIZE]:
+            self._resize_hash(displaced)
 
     def _resize_hash(self, displaced: int) -> None:
         size = max(64, 1 << (2 * displaced).bit_length())
@@ -266,7 +271,9 @@ _RECORDED = {
 
 
 def _grown(array: Array | None, size: int, dtype: Any, fill: Any) -> Array:
-    grown = np.zeros(size, dtype) if fill == 0 else np.full(size, fill, dtype)
+    grown = aligned_zeros((size,), dtype)
+    if fill != 0:
+        grown[:] = fill
     if array is not None:
         grown[: array.size] = array
     return grown

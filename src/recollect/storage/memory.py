@@ -40,7 +40,8 @@ Array = NDArray[Any]
 
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 NO_PARTITION = np.zeros(1, np.int32)
-OUTPUTS = 32 << 20  # bytes of large outputs that are kept for reuse
+OUTPUTS = 24 << 20  # bytes of large outputs that are kept for reuse,
+OUTPUT_SHARE = 32  # and one in so many of the payload
 SEGMENTS = 8 << 20  # the same for segments
 
 
@@ -233,7 +234,7 @@ class MemoryStorage:
         order = self._indexing.ring(remover, count)
         if order < 0:
             return None
-        items.make_room(0)
+        items.reserve_hash(count)
         priority = new.priority
         if priority is None:
             priority = self._default
@@ -249,7 +250,7 @@ class MemoryStorage:
             items.block, self._indexing.indexes.table[order], count, locations, payload, priority,
             new.inserted_at, keys, slots,
         )  # fmt: skip
-        if len(self._indexing.indexes.whole) > 1:
+        if self._indexing.weighs:
             self._indexing.arrange(slots, CHANGE, layout.DEPENDS_PRIORITY)
         self._tidy(rows.opened)
         return keys
@@ -660,6 +661,7 @@ class MemoryStorage:
                 store.track(locations[slots], slots)
                 store.drop_dead()
                 segment = store.emptiest(before, payload)
+        self._outputs.most = OUTPUTS + self.nbytes // OUTPUT_SHARE
         self._show_segments()
         self._opened = sum(store.opened for store, _ in self._stores())
         self._fewer_rows = int(self._items.now[layout.ROWS] * 0.9)
