@@ -25,7 +25,7 @@ from recollect.kernels.layout import (
 from recollect.kernels.raw import copy_bytes, copy_cells, int8_at, int32_at, int64_at, prefetch
 
 ARRAY_DATA = 16  # where CPython's NumPy keeps the data pointer in an array object
-AHEAD = 8  # rows between a prefetch and its copy
+AHEAD = 16  # rows between a prefetch and its copy
 BLOCK = 64  # rows that are written column by column
 
 
