@@ -86,9 +86,7 @@ def growing(outcomes: Outcomes) -> Table:
         grown = statistics.median(series[1]) / statistics.median(series[0])
         times = [figures.seconds(values) for values in series]
         ratio = figures.ratio(series[1], series[0])
-        judged = verb not in growth.INFORMATIVE
-        verdict = figures.limit(grown, growth.LIMIT) if judged else "-"
-        table.rows.append([verb, *times, ratio, must if judged else "-", verdict])
+        table.rows.append([verb, *times, ratio, must, figures.limit(grown, growth.LIMIT)])
     table.notes.extend(_remarks("Recollect", outcome))
     return table
 

@@ -14,7 +14,6 @@ VERBS = (
     "take(64) StalestFirst",
     "take(64) StalestFirst, versions in any order",
 )
-INFORMATIVE = VERBS[-1:]  # a heap, which grows with the logarithm: shown, and not judged
 LIMIT = 2.0
 
 WORKLOAD = Workload(

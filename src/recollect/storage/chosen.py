@@ -30,7 +30,7 @@ class MemoryChosen:
     """Some items, as of the moment they were chosen. `pin` must come before `read`."""
 
     __slots__ = (
-        "_allocate", "_reader", "_rows", "_shared", "_sizes", "columns", "count", "extra", "floats",
+        "_allocate", "_reader", "_rows", "_shared", "columns", "count", "extra", "floats",
         "ints", "left", "table_size", "worn",
     )  # fmt: skip
 
