@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect import kernels
 from recollect.columns import Columns, as_column, check_lengths, flatten, spread
 from recollect.dtypes import check_dtype, dtype_named
 from recollect.errors import InvalidValue, SchemaError, shown
@@ -145,7 +146,7 @@ class Rows:
     """Checked columns of an insert, in the schema's order, and how many rows they have."""
 
     count: int
-    columns: Sequence[Stored]
+    columns: list[Stored]
     present: Sequence[Mask | None] | None = None
     names: Sequence[str] = ()
 
@@ -159,14 +160,17 @@ class Schema:
     def __init__(self, columns: Mapping[str, Column], what: str = "column") -> None:
         self.columns = dict(columns)
         self.what = what
-        self._expected = 0, self._expect(0)  # kept from one insert to the next
+        self._names_in_order = list(self.columns)
         self._plain = self._plain_columns()
 
-    def _plain_columns(self) -> list[tuple[str, np.dtype[Any]]] | None:
-        """Names and dtypes, where every cell is an array of one shape and none may be absent."""
-        if any(column.ragged or column.optional for column in self.columns.values()):
+    def _plain_columns(self) -> NDArray[np.int64] | None:
+        """What kernels expect of arrays, where each column is one and no cell may be absent."""
+        columns = self.columns.values()
+        if not columns or any(column.ragged or column.optional for column in columns):
             return None
-        return [(name, column.dtype) for name, column in self.columns.items()]
+        arrays = [kernels.expected_array(column.dtype, column.shape) for column in columns]
+        width = max(map(len, arrays))
+        return np.array([[*array, *[0] * (width - len(array))] for array in arrays], np.int64)
 
     @classmethod
     def from_signature(cls, signature: Mapping[str, Any], what: str = "column") -> Schema:
@@ -268,31 +272,14 @@ class Schema:
 
     def _check_plain(self, given: Mapping[str, Any]) -> Rows | None:
         """The common case, arrays that fit as they are; None where there is more to say."""
-        plain = self._plain
-        if plain is None or type(given) is not dict or len(given) != len(plain) or not plain:
+        if self._plain is None or type(given) is not dict or len(given) != len(self._plain):
             return None
-        first = given.get(plain[0][0])
-        if type(first) is not np.ndarray or first.ndim == 0:
+        fits = kernels.rows_that_fit()
+        if fits is None:
             return None
-        count = len(first)
-        if count != self._expected[0]:
-            self._expected = count, self._expect(count)
-        columns = []
-        for name, dtype, shape in self._expected[1]:
-            array = given.get(name)
-            if (
-                type(array) is not np.ndarray
-                or array.dtype is not dtype
-                or array.shape != shape
-                or not array.flags.c_contiguous
-            ):
-                return None
-            columns.append(array)
-        return Rows(count, columns)
-
-    def _expect(self, count: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """What arrays of so many rows look like, column by column."""
-        return [(n, column.dtype, (count, *column.shape)) for n, column in self.columns.items()]
+        columns = list(map(given.get, self._names_in_order))
+        count = fits(id(columns), self._plain)
+        return None if count < 0 else Rows(count, columns)
 
     def _check_any(self, given: Mapping[str, Any]) -> Rows:
         flat = _flat(given)

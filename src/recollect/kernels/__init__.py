@@ -27,16 +27,39 @@ def load() -> Any:
             with compiling():
                 from recollect.kernels import items, rows
 
-            _check_array_layout(rows.data_address)
+            _check_objects(rows)
             _loaded = SimpleNamespace(items=items, rows=rows)
     return _loaded
 
 
-def _check_array_layout(data_address: Any) -> None:
-    """Kernels find an array's data through its object; make sure that they do."""
-    for array in (np.zeros(3), np.zeros((2, 5), np.uint8)[:, 1:]):
-        if data_address(id(array)) != array.ctypes.data:
-            raise RuntimeError(
-                "this interpreter keeps NumPy arrays in another layout than CPython does: "
-                "Recollect needs CPython with the GIL"
-            )
+def rows_that_fit() -> Any:
+    """The kernel of this name, None until kernels are loaded."""
+    return None if _loaded is None else _loaded.rows.rows_that_fit
+
+
+def expected_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[int]:
+    """What `rows_that_fit` expects of an array with rows of this dtype and shape."""
+    return [id(np.ndarray), id(dtype), 1 + len(shape), *shape]
+
+
+def _check_objects(rows: Any) -> None:
+    """Kernels find an array's data and shape in its object; make sure that they do."""
+    ok = True
+    for array in (np.zeros(3), np.zeros((2, 5), np.uint8), np.zeros((4, 3, 2), np.int16)):
+        exact = expected_array(array.dtype, array.shape[1:])
+        wrong = [*exact[:-1], exact[-1] + 1]
+        ok = ok and rows.data_address(id(array)) == array.ctypes.data
+        for given, expected, count in (
+            (array, exact, len(array)),
+            (array, wrong, -1),
+            (array.astype(np.float32), exact, -1),
+            (np.stack([array, array], -1)[..., 0], exact, -1),
+            (list(array), exact, -1),
+        ):
+            arrays = [given]
+            ok = ok and rows.rows_that_fit(id(arrays), np.array([expected], np.int64)) == count
+    if not ok:
+        raise RuntimeError(
+            "this interpreter keeps lists or NumPy arrays in another layout than CPython does: "
+            "Recollect needs CPython with the GIL"
+        )

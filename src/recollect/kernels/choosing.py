@@ -119,7 +119,7 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
         mass = total(x, address)
     for i in range(n):
         probability[i] = unit_of(random, i, n, stratified) * mass
-    descend(x, address, chosen, probability, n)
+    descend(x, address, chosen, probability, n, stratified != 0)
     leaves = float64_at(address)
     for i in range(n):
         place = chosen[i]

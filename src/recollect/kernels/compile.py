@@ -61,16 +61,17 @@ def kernel(signature: str, *, nogil: bool | None = None) -> Callable[[Callable[.
     return compile_now
 
 
-def inner(signature: str) -> Callable[[Callable[..., Any]], Any]:
+def inner(signature: str, *, hot: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function that only kernels call.
 
     It has one signature too, because Numba would compile it anew for every literal argument;
     and it is compiled only when a kernel that calls it is, not when that comes from the cache.
+    A `hot` one is laid into its callers: a call hands every array over as seven words.
     """
 
     def compile_when_called(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(  # type: ignore[call-overload]
-            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy"
+            no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", forceinline=hot
         )(function)
         resolve = dispatcher.get_call_template
 

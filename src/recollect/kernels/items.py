@@ -53,6 +53,7 @@ from recollect.kernels.layout import (
     COUNTER_MASK,
     DEAD_SEGMENTS,
     DEPENDS,
+    DEPENDS_PRIORITY,
     DEPENDS_TIMES,
     DISPLACED,
     FAMILIES,
@@ -506,14 +507,15 @@ def arrange(items, table, slots, n, verb, mask, work):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
-@kernel("void(ints, ints, int64, ints, ints, floats, float64, words, ints)")
-def recycle(items, x, n, locations, nbytes, priorities, now, keys_out, slots):
-    """Let n new items of one row take the slots of the first n in the order `x`.
+@kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
+def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
+    """Let n new items of one row take the slots of the first n of an order.
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
-    a slot stays a member, and only its weight is to be computed anew. One location stands for
+    a slot stays a member, and only its weight is computed anew. One location stands for
     consecutive rows.
     """
+    x = table[order]
     following = int32_at(x[A_NEXT])
     previous = int32_at(x[A_PREVIOUS])
     records = int64_at(items[A_RECORD])
@@ -559,6 +561,7 @@ def recycle(items, x, n, locations, nbytes, priorities, now, keys_out, slots):
     x[HEAD] = slot
     previous[slot] = -1
     items[VISITS] += n
+    _each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, -1, work)
 
 
 # -- sampling -----------------------------------------------------------------------------------
@@ -652,7 +655,13 @@ def choose(
     times = int32_at(items[A_RECORD])
     partitions = int32_at(items[A_PARTITION])
     dependents = verb == SAMPLE and _depends_on_times(items, table)
-    for i in range(n if verb == SAMPLE else 0):
+    counted = 0
+    if verb == SAMPLE and not (one_by_one or dependents or limit > 0 or items[A_PARTITION] != 0):
+        for i in range(n):  # the common case, where nothing but the count changes
+            times[8 * chosen[i] + TIMES] += 1
+        items[SAMPLED] += n
+        counted = n
+    for i in range(counted, n if verb == SAMPLE else 0):
         if one_by_one:
             unit = unit_of(random, i, n, stratified)
             chosen[i], probability[i] = draw_from_all(items, table, rows, unit)

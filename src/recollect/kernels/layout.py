@@ -76,9 +76,11 @@ HEAD = 8
 TAIL = 9
 A_NEXT = 10  # int32 by slot
 A_PREVIOUS = 11  # int32 by slot
-A_HEAP = 12  # int32: slots
+A_HEAP = 12  # entries of three int64, see `indexes`
 A_HEAP_PLACE = 13  # int32 by slot: place in the heap + 1, 0 for those in the list
 HEAPED = 14
+ENTRY = 24  # bytes of an entry of the heap
+FIRST_ENTRY = 7  # entries left free, so that eight siblings begin with a cache line
 A_SORT = 33  # int64 by slot: what the order compares, 0 where that is the arrival alone
 # uniform, and the weights of one partition: a dense set
 A_MEMBERS = 15  # int32: slots

@@ -154,24 +154,71 @@ def copy_cells(target, stride, source, size, n):
 
 
 @intrinsic
-def prefetch(typing_context, address):
-    """Ask for the cache line at `address`; harmless where there is nothing."""
+def _stream_32(typing_context, target, source):
+    """Copy 32 bytes past the caches; the target is a multiple of 32."""
 
     def generate(context, builder, signature, arguments):
-        byte_pointer = ir.IntType(8).as_pointer()
-        flag = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
-            "llvm.prefetch.p0",
-        )
-        builder.call(
-            function,
-            [builder.inttoptr(arguments[0], byte_pointer), flag(0), flag(3), flag(1)],
-        )
+        kind = ir.VectorType(ir.IntType(64), 4)
+        value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1, typ=kind)
+        store = builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=32)
+        one = ir.Constant(ir.IntType(32), 1)
+        store.set_metadata("nontemporal", builder.module.add_metadata([one]))
         return context.get_dummy_value()
 
-    return types.void(types.int64), generate
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def fence(typing_context):
+    """Let everybody see what was written before: copies past the caches need it."""
+
+    def generate(context, builder, signature, arguments):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@njit
+def stream_bytes(target, source, size):
+    """Copy many bytes that nobody reads soon: past the caches, and so without reading the target.
+
+    Call `fence` after the last one.
+    """
+    first = min(-target & 31, size)
+    copy_bytes(target, source, first)
+    done = first
+    while done + 128 <= size:
+        _stream_32(target + done, source + done)
+        _stream_32(target + done + 32, source + done + 32)
+        _stream_32(target + done + 64, source + done + 64)
+        _stream_32(target + done + 96, source + done + 96)
+        done += 128
+    copy_bytes(target + done, source + done, size - done)
+
+
+def _prefetch_to(writing):
+    @intrinsic
+    def prefetch(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            byte_pointer = ir.IntType(8).as_pointer()
+            flag = ir.IntType(32)
+            function = cgutils.get_or_insert_function(
+                builder.module,
+                ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
+                "llvm.prefetch.p0",
+            )
+            place = builder.inttoptr(arguments[0], byte_pointer)
+            builder.call(function, [place, flag(writing), flag(3), flag(1)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
+
+    return prefetch
+
+
+prefetch = _prefetch_to(0)  # asks for the cache line at an address; harmless where nothing is
+prefetch_to_write = _prefetch_to(1)  # the same for a line that is written next
 
 
 @intrinsic
@@ -200,6 +247,54 @@ def sum_of_16(typing_context, address):
         return builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
 
     return types.float64(types.int64), generate
+
+
+@intrinsic
+def prefix_under(typing_context, address, left):
+    """Among 16 float64, none negative: how many of their running sums are at most `left`, and the
+    last of these sums (0 where there is none). In vectors of four, without a branch.
+    """
+    number = ir.DoubleType()
+    four = ir.VectorType(number, 4)
+    places = ir.VectorType(ir.IntType(32), 4)
+    result = types.Tuple((types.int64, types.float64))
+
+    def generate(context, builder, signature, arguments):
+        address, left = arguments
+        zero = ir.Constant(four, None)
+
+        def permuted(vector, other, order):
+            return builder.shuffle_vector(vector, other, ir.Constant(places, order))
+
+        def everywhere(value):
+            first = builder.insert_element(zero, value, ir.IntType(32)(0))
+            return permuted(first, zero, [0, 0, 0, 0])
+
+        def larger(a, b):
+            return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+        bound = everywhere(left)
+        count = ir.Constant(ir.VectorType(ir.IntType(64), 4), None)
+        before, carried = zero, zero
+        for part in range(4):
+            begin = builder.add(address, ir.IntType(64)(32 * part))
+            sums = builder.load(builder.inttoptr(begin, four.as_pointer()), align=8, typ=four)
+            sums = builder.fadd(sums, permuted(sums, zero, [4, 0, 1, 2]))
+            sums = builder.fadd(sums, permuted(sums, zero, [4, 5, 0, 1]))
+            sums = builder.fadd(sums, carried)
+            carried = permuted(sums, zero, [3, 3, 3, 3])
+            reached = builder.fcmp_ordered("<=", sums, bound)
+            count = builder.sub(count, builder.sext(reached, count.type))
+            before = larger(before, builder.select(reached, sums, zero))
+        before = larger(before, permuted(before, zero, [2, 3, 0, 1]))
+        before = larger(before, permuted(before, zero, [1, 0, 3, 2]))
+        count = builder.add(count, permuted(count, count, [2, 3, 0, 1]))
+        count = builder.add(count, permuted(count, count, [1, 0, 3, 2]))
+        first = ir.IntType(32)(0)
+        parts = builder.extract_element(count, first), builder.extract_element(before, first)
+        return context.make_tuple(builder, result, parts)
+
+    return result(types.int64, types.float64), generate
 
 
 @intrinsic

@@ -22,11 +22,30 @@ from recollect.kernels.layout import (
     RAGGED,
     SIZE,
 )
-from recollect.kernels.raw import copy_bytes, copy_cells, int8_at, int32_at, int64_at, prefetch
+from recollect.kernels.raw import (
+    copy_bytes,
+    copy_cells,
+    fence,
+    int8_at,
+    int32_at,
+    int64_at,
+    prefetch,
+    stream_bytes,
+)
 
-ARRAY_DATA = 16  # where CPython's NumPy keeps the data pointer in an array object
+# Where CPython and NumPy keep what kernels read of objects; `load` makes sure of it.
+OBJECT_TYPE = 8
+LIST_ITEMS = 24
+ARRAY_DATA = 16
+ARRAY_DIMENSIONS = 24  # int32
+ARRAY_SHAPE = 32
+ARRAY_DTYPE = 56
+ARRAY_FLAGS = 64  # int32
+CONTIGUOUS = 1
+
 AHEAD = 16  # rows between a prefetch and its copy
 BLOCK = 64  # rows that are written column by column
+STREAMED = 8 << 20  # bytes of an output that are more than a cache keeps
 
 
 @inner("int64(int64)")
@@ -35,9 +54,38 @@ def data_of(array_id):
     return int64_at(array_id + ARRAY_DATA)[0] if array_id != 0 else np.int64(0)
 
 
-@kernel("int64(int64)")
+@kernel("int64(int64)", nogil=False)
 def data_address(array_id):
     return data_of(array_id)
+
+
+@kernel("int64(int64, table)", nogil=False)
+def rows_that_fit(list_id, expected):
+    """How many rows the arrays in a list have, -1 where one is not what is expected of it.
+
+    Expected are, by array: id of its type, id of its dtype, dimensions, then its shape from the
+    second one on; and that it is contiguous.
+    """
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    rows = np.int64(-1)
+    for c in range(expected.shape[0]):
+        array = objects[c]
+        if int64_at(array + OBJECT_TYPE)[0] != expected[c, 0]:
+            return np.int64(-1)
+        shape = int64_at(int64_at(array + ARRAY_SHAPE)[0])
+        dimensions = np.int64(int32_at(array + ARRAY_DIMENSIONS)[0])
+        if (
+            int64_at(array + ARRAY_DTYPE)[0] != expected[c, 1]
+            or dimensions != expected[c, 2]
+            or int32_at(array + ARRAY_FLAGS)[0] & CONTIGUOUS == 0
+            or (c > 0 and shape[0] != rows)
+        ):
+            return np.int64(-1)
+        rows = shape[0]
+        for d in range(1, dimensions):
+            if shape[d] != expected[c, 2 + d]:
+                return np.int64(-1)
+    return rows
 
 
 @inner("int64(ints, int64, int64, int64, int64)")
@@ -55,33 +103,32 @@ def _round_up(size):
     return (size + 7) & ~np.int64(7)
 
 
-@kernel(
-    "int64(int64, int64, int64, int64, int64, int64, table, ints)",
-    nogil=False,
-)
-def append(base, stride, tail, first, begin, end, columns, sources):
-    """Copy rows [begin, end) of the sources to records `first`, ...; returns the new tail.
+@kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
+def append_fixed(base, stride, first, begin, end, columns, list_id):
+    """Copy rows [begin, end) of the arrays in a list to records `first`, ...
+
+    Block by block, so that records stay in the cache until all columns came.
+    """
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        record = base + (first + start - begin) * stride
+        for c in range(columns.shape[0]):
+            size = columns[c, SIZE]
+            source = data_of(objects[c]) + start * size
+            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+
+
+@kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)", nogil=False)
+def append_varying(base, stride, tail, first, begin, end, columns, sources):
+    """The same where a column is ragged or optional; returns where varying cells begin now.
 
     `sources` holds three entries a column: the ids of its data, its offsets and its presence
     flags, 0 where there is none. They are replaced by the addresses of the data.
     """
     count = columns.shape[0]
-    only_fixed = True
-    for c in range(count):
-        sources[3 * c] = data_of(sources[3 * c])
-        if columns[c, CELL] != FIXED:
-            only_fixed = False
-            sources[3 * c + 1] = data_of(sources[3 * c + 1])
-            sources[3 * c + 2] = data_of(sources[3 * c + 2])
-    if only_fixed:  # block by block, so that records stay in the cache until all columns came
-        for start in range(begin, end, BLOCK):
-            stop = min(start + BLOCK, end)
-            record = base + (first + start - begin) * stride
-            for c in range(count):
-                size = columns[c, SIZE]
-                source = sources[3 * c] + start * size
-                copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
-        return tail
+    for k in range(3 * count):
+        sources[k] = data_of(sources[k])
     for row in range(begin, end):
         record = base + (first + row - begin) * stride
         for c in range(count):
@@ -152,7 +199,10 @@ def _record(directory, location):
 
 @kernel("void(table, ints, table, ints)")
 def gather(directory, locations, columns, targets):
-    """Copy the fixed columns of rows, each into the array object with the id targets[c]."""
+    """Copy the fixed columns of rows, each into the array object with the id targets[c].
+
+    More than a cache could hold goes past it.
+    """
     count = columns.shape[0]
     n = locations.size
     width = np.int64(0)
@@ -161,6 +211,7 @@ def gather(directory, locations, columns, targets):
             targets[c] = data_of(targets[c])
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
     lines = min((width + 63) >> 6, np.int64(4))
+    streams = n * width >= STREAMED
     for i in range(min(AHEAD, n)):
         record = _record(directory, locations[i])
         for line in range(lines):
@@ -174,7 +225,12 @@ def gather(directory, locations, columns, targets):
         for c in range(count):
             if columns[c, CELL] == FIXED:
                 size = columns[c, SIZE]
-                copy_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+                if streams and size >= 1024:
+                    stream_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+                else:
+                    copy_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+    if streams:
+        fence()
 
 
 @kernel("void(table, ints, table, int64, ints, int8[::1])")

@@ -14,7 +14,7 @@ import numpy as np
 
 from recollect.kernels.compile import inner
 from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
-from recollect.kernels.raw import float64_at, prefetch, sum_of_16
+from recollect.kernels.raw import float64_at, prefetch, prefix_under, sum_of_16
 
 
 @inner("float64(floats, int64)")
@@ -70,48 +70,66 @@ def total(x, address):
     return float64_at(address)[x[OFFSETS + x[LEVELS] - 1]]
 
 
-@inner("Tuple((int64, float64))(floats, int64, float64)")
-def child_under(tree, first, left):
+@inner("Tuple((int64, float64))(floats, int64, int64, float64)", hot=True)
+def child_under(tree, address, first, left):
     """The child of the node at `first` under which `left` falls, and what is left of it there.
 
-    First the group of four, then the child in it, without a branch that nobody could predict.
     Rounding may lead past the last child with any weight, which then takes its place.
     """
-    a = (tree[first] + tree[first + 1]) + (tree[first + 2] + tree[first + 3])
-    b = (tree[first + 4] + tree[first + 5]) + (tree[first + 6] + tree[first + 7])
-    c = (tree[first + 8] + tree[first + 9]) + (tree[first + 10] + tree[first + 11])
-    b += a
-    c += b
-    group = np.int64(left >= a) + np.int64(left >= b) + np.int64(left >= c)
-    left -= c if left >= c else (b if left >= b else (a if left >= a else 0.0))
-    begin = first + 4 * group
-    a = tree[begin]
-    b = a + tree[begin + 1]
-    c = b + tree[begin + 2]
-    child = 4 * group + np.int64(left >= a) + np.int64(left >= b) + np.int64(left >= c)
-    left -= c if left >= c else (b if left >= b else (a if left >= a else 0.0))
-    weight = tree[first + child]
-    if left >= weight:
+    found: tuple[int, float] = prefix_under(address + 8 * first, left)
+    child = found[0]
+    left -= found[1]
+    if child > 15 or left >= tree[first + child]:
+        child = min(child, np.int64(15))
         while child > 0 and tree[first + child] <= 0.0:
             child -= 1
         left = tree[first + child] * 0.999999999999
     return child, left
 
 
-@inner("void(ints, int64, ints, floats, int64)")
-def descend(x, address, nodes, rest, n):
+@inner("void(floats, int64, int64, ints, floats, int64)")
+def _spread(tree, base, width, nodes, rest, n):
+    """Find the nodes of one level for numbers that rise, in one walk along the level."""
+    node = np.int64(0)
+    last = np.int64(0)  # the last node with any weight: rounding may lead past it
+    before = 0.0
+    for i in range(n):
+        while node < width and rest[i] >= before + tree[base + node]:
+            if tree[base + node] > 0.0:
+                last = node
+            before += tree[base + node]
+            node += 1
+        if node < width:
+            nodes[i] = node
+            rest[i] -= before
+        else:
+            nodes[i] = last
+            rest[i] = tree[base + last] * 0.999999999999
+
+
+@inner("void(ints, int64, ints, floats, int64, boolean)")
+def descend(x, address, nodes, rest, n, rising):
     """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
 
-    A leaf of weight zero is never found.
+    A leaf of weight zero is never found. Numbers that rise, as stratified ones do, skip the
+    levels that are no wider than their count.
     """
     tree = float64_at(address)
-    for i in range(n):
-        nodes[i] = 0
-    for level in range(x[LEVELS] - 2, -1, -1):
+    top = x[LEVELS] - 1
+    if rising:
+        while top > 1 and x[OFFSETS + top] - x[OFFSETS + top - 1] <= 2 * n:
+            top -= 1
+    if top < x[LEVELS] - 1:
+        width = x[OFFSETS + top + 1] - x[OFFSETS + top]
+        _spread(tree, x[OFFSETS + top], width, nodes, rest, n)
+    else:
+        for i in range(n):
+            nodes[i] = 0
+    for level in range(top - 1, -1, -1):
         base = x[OFFSETS + level]
         below = address + 8 * x[OFFSETS + level - 1] if level > 0 else np.int64(0)
         for i in range(n):
-            child, left = child_under(tree, base + 16 * nodes[i], rest[i])
+            child, left = child_under(tree, address, base + 16 * nodes[i], rest[i])
             rest[i] = left
             child += 16 * nodes[i]
             nodes[i] = child
@@ -126,7 +144,7 @@ def find_leaf(x, address, left):
     tree = float64_at(address)
     node = np.int64(0)
     for level in range(x[LEVELS] - 2, -1, -1):
-        child, left = child_under(tree, x[OFFSETS + level] + 16 * node, left)
+        child, left = child_under(tree, address, x[OFFSETS + level] + 16 * node, left)
         node = 16 * node + child
     return node
 

@@ -128,7 +128,8 @@ class Index:
         self.room = members
         kind = self.kind.kind
         if kind == layout.ORDER:
-            self._set(layout.A_HEAP, _resized(self.arrays.get(layout.A_HEAP), members, np.int32))
+            words = (members + layout.FIRST_ENTRY + 1) * layout.ENTRY // 8
+            self._set(layout.A_HEAP, _resized(self.arrays.get(layout.A_HEAP), words, np.int64))
         elif self.dense:
             array = _resized(self.arrays.get(layout.A_MEMBERS), members, np.int32)
             self._set(layout.A_MEMBERS, array)

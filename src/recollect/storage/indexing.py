@@ -62,7 +62,6 @@ class Indexing:
         self._zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
         self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
-        self.weighs = False  # whether an index over all items weighs them, as of the last `ring`
         self._bits = {
             "priority": layout.DEPENDS_PRIORITY,
             "times_sampled": layout.DEPENDS_TIMES,
@@ -129,7 +128,6 @@ class Indexing:
         if not isinstance(remover, Fifo) or self.partitions.by:
             return -1
         row = int(self.rows_over_all(self.plan(remover, False))[0])
-        self.weighs = any(index.kind.kind == layout.WEIGHT for index in self.indexes.whole)
         for other, index in enumerate(self.indexes.whole):
             ordered = index.kind.kind == layout.ORDER and other != row
             if ordered or index.kind.half_life is not None:

@@ -226,12 +226,12 @@ class MemoryStorage:
         return keys
 
     def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
-        rows, items, count = self._rows, self._items, new.count
+        rows, items, indexing, count = self._rows, self._items, self._indexing, new.count
         if not items.plain or rows is None or rows.tracking:
             return None
         if new.per_item is not ONE_ROW or new.fields:
             return None
-        order = self._indexing.ring(remover, count)
+        order = indexing.ring(remover, count)
         if order < 0:
             return None
         items.reserve_hash(count)
@@ -246,12 +246,11 @@ class MemoryStorage:
         slots = np.empty(count, np.int64)
         if rows.opened != self._opened:
             self._show_segments()
+        indexing.make_work(count)
         self._kernels.items.recycle(
-            items.block, self._indexing.indexes.table[order], count, locations, payload, priority,
-            new.inserted_at, keys, slots,
+            items.block, indexing.indexes.table, order, count, locations, payload, priority,
+            new.inserted_at, keys, slots, indexing.work,
         )  # fmt: skip
-        if self._indexing.weighs:
-            self._indexing.arrange(slots, CHANGE, layout.DEPENDS_PRIORITY)
         self._tidy(rows.opened)
         return keys
 

@@ -27,6 +27,7 @@ Allocate = Callable[[tuple[int, ...], Any], Array]
 
 LARGEST = 8 << 20
 SMALLEST = 64 << 10
+HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
@@ -110,7 +111,10 @@ class RowStore:
 
     def expect(self, size: int) -> None:
         """A full table will take so many bytes of records: small tables want small segments."""
-        self._limit = min(LARGEST, max(SMALLEST, size // 8))
+        share = size // 64
+        if share > HUGE:  # whole huge pages
+            share = -(-share // HUGE) * HUGE
+        self._limit = min(LARGEST, max(SMALLEST, share))
 
     # -- writing --------------------------------------------------------------------------------
     def append(self, rows: Rows, per_item: NDArray[np.int32], items: int) -> tuple[Ints, Ints]:
@@ -119,7 +123,6 @@ class RowStore:
         `per_item` holds the rows of each item, or one number for all. So do the results: one
         location stands for items that follow each other.
         """
-        self._fill_sources(rows)
         if self.varying:
             return self._append_varying(rows, per_item, items)
         segment = self._open
@@ -141,6 +144,7 @@ class RowStore:
     ) -> tuple[Ints, Ints]:
         payload = np.empty(items, np.int64)
         stored = np.empty(items, np.int64)
+        self._fill_sources(rows)
         self._kernels.measure_input(self.table, self._sources, per_item, items, payload, stored)
         segment = self._open
         need = rows.count * self.stride + int(stored.sum())
@@ -181,24 +185,22 @@ class RowStore:
         return segment
 
     def _write(self, segment: Segment, rows: Rows, begin: int, end: int) -> None:
-        if begin > 0:
+        """Copy rows [begin, end) to the end of a segment. Kernels find the arrays by their ids."""
+        if self.varying:
             self._fill_sources(rows)
-        segment.tail = self._kernels.append(
-            segment.base, self.stride, segment.tail, segment.rows, begin, end, self.table,
-            self._sources,
-        )  # fmt: skip
+            segment.tail = self._kernels.append_varying(
+                segment.base, self.stride, segment.tail, segment.rows, begin, end, self.table,
+                self._sources,
+            )  # fmt: skip
+        else:
+            self._kernels.append_fixed(
+                segment.base, self.stride, segment.rows, begin, end, self.table, id(rows.columns)
+            )
         segment.rows += end - begin
         self.live_rows[segment.number] += end - begin
 
     def _fill_sources(self, rows: Rows) -> None:
-        """Hand the kernel the arrays, as object ids: it finds their data by itself."""
         sources = self._sources
-        if not self.varying:
-            place = 0
-            for column in rows.columns:
-                sources[place] = id(column)
-                place += 3
-            return
         sources[:] = 0
         for place, column in enumerate(rows.columns):
             if isinstance(column, Ragged):
