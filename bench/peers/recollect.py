@@ -55,6 +55,7 @@ class Recollect(Transitions):
         some = make_rows(self.workload, n)
         for seed in range(-(-rows // n)):
             self.table.insert(some, priority=make_priorities(n, seed))
+        self.table.sample(1)  # indexes are made when they are first needed
 
     def close(self) -> None:
         """Close the table."""

@@ -524,10 +524,10 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     inserted = float64_at(items[A_INSERTED])
     slot = x[HEAD]
     tail = x[TAIL]
+    home = items[COUNTER] % items[SLOTS]
     for i in range(n):
         after = np.int64(following[slot])
-        old_key = np.uint64(records[4 * slot + KEY])
-        if _home(items, old_key) != slot:
+        if items[DISPLACED] > 0 and _home(items, np.uint64(records[4 * slot + KEY])) != slot:
             _hash_remove(items, slot)
         old_size = nbytes_of(items, slot)
         segment = records[4 * slot + LOCATION] >> 32
@@ -535,8 +535,9 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
         key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
         items[COUNTER] += 1
         records[4 * slot + KEY] = np.int64(key)
-        if _home(items, key) != slot:
+        if home != slot:
             _hash_add(items, slot)
+        home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
         size = nbytes[i] if nbytes.size > 1 else nbytes[0]
         if items[A_NBYTES] != 0:
             int64_at(items[A_NBYTES])[slot] = size

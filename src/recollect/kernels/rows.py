@@ -197,18 +197,19 @@ def _record(directory, location):
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(table, ints, table, ints)")
-def gather(directory, locations, columns, targets):
-    """Copy the fixed columns of rows, each into the array object with the id targets[c].
+@kernel("void(table, ints, table, int64, ints)")
+def gather(directory, locations, columns, list_id, targets):
+    """Copy the fixed columns of rows, each into the array at its place in a list.
 
-    More than a cache could hold goes past it.
+    More than a cache could hold goes past it. `targets` has room for an address a column.
     """
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = columns.shape[0]
     n = locations.size
     width = np.int64(0)
     for c in range(count):
         if columns[c, CELL] == FIXED:
-            targets[c] = data_of(targets[c])
+            targets[c] = data_of(objects[c])
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
     lines = min((width + 63) >> 6, np.int64(4))
     streams = n * width >= STREAMED

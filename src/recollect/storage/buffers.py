@@ -8,6 +8,7 @@ it, keeps the buffer itself alive, so its reference count tells.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import sys
 import threading
@@ -90,9 +91,7 @@ class BufferPool:
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         """An array of any content; a large one in a buffer that is kept."""
         dtype = np.dtype(dtype)
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = dtype.itemsize * math.prod(shape)
         if size < LARGE:
             return np.empty(shape, dtype)
         buffer = self.bytes(size)

@@ -30,6 +30,9 @@ OVERFLOWING = 400.0  # halvings ahead of the reference at which weights are scal
 VANISHING = 1e-200  # a sum of weights below which their ratios would be lost
 
 
+FILLED = 1 << 14  # items that enter a new index at a time: scratch memory stays small
+
+
 class Plan:
     """How a selector is executed: worked out once."""
 
@@ -215,7 +218,8 @@ class Indexing:
             index = None if row == self.indexes.scratch else self.indexes.at(row)
             if index is not None and index.reserve(slots.size):
                 self._refresh(index)
-            self.arrange(slots, FILL + row, ADD)
+            for begin in range(0, slots.size, FILLED):
+                self.arrange(slots[begin : begin + FILLED], FILL + row, ADD)
 
     def _in_order(self, slots: Ints) -> Ints:
         """Items in the order of arrival."""

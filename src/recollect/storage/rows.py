@@ -101,8 +101,8 @@ class RowStore:
             table[place, :3] = cell, offset, column.size
             offset += column.size if cell == layout.FIXED else 8
         self.table = table
-        self.stride = max((offset + 3) & ~3, 4)
         self.varying = [p for p in range(len(table)) if table[p, layout.CELL] != layout.FIXED]
+        self.stride = (offset + 3) & ~3 if self.varying else max(offset, 1)
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
         self._row_bytes = np.array([self.fixed_bytes], np.int64)
@@ -112,9 +112,10 @@ class RowStore:
     def expect(self, size: int) -> None:
         """A full table will take so many bytes of records: small tables want small segments."""
         share = size // 64
-        if share > HUGE:  # whole huge pages
-            share = -(-share // HUGE) * HUGE
+        if share >= HUGE:  # whole huge pages
+            share &= -HUGE
         self._limit = min(LARGEST, max(SMALLEST, share))
+        self._pool.most = self._limit
 
     # -- writing --------------------------------------------------------------------------------
     def append(self, rows: Rows, per_item: NDArray[np.int32], items: int) -> tuple[Ints, Ints]:
@@ -284,6 +285,9 @@ class RowStore:
         Only those opened before the `before`-th count. `payload` holds the live bytes of each
         where rows differ in size.
         """
+        records = int(self.live_rows.sum()) * self.stride
+        if payload is None and self.allocated - records <= SLACK + DEAD_SHARE * records:
+            return None
         best, best_share = None, 0.95
         dead, live = 0.0, 0.0
         for segment in self._segments:
@@ -367,31 +371,31 @@ class Reader:
         if self._rows is not None:
             locations = np.empty(int(self._rows.sum()), np.int64)
             self._kernels.expand(self._locations, self._rows, locations)
-        table, chosen = self._table, list(range(len(self._columns)))
-        if names is not None:
+        if names is None:
+            table, columns, names = self._table, self._columns, self._names
+        else:
             chosen = [self._names.index(name) for name in names]
-            table = table[chosen]
+            table, columns = self._table[chosen], [self._columns[number] for number in chosen]
         count = len(locations)
-        columns: dict[str, Any] = {}
         present: dict[str, NDArray[np.bool_]] | None = None
-        targets = np.zeros(len(table), np.int64)
+        arrays: list[Any] = []
         fixed = False
-        for place, number in enumerate(chosen):
-            column = self._columns[number]
+        for name, column in zip(names, columns, strict=True):
             if column.ragged or column.optional:
+                number = self._names.index(name)
                 values, flags = self._gather_cells(locations, number, column, allocate)
-                columns[self._names[number]] = values
+                arrays.append(values)
                 if column.optional:
                     present = present or {}
-                    present[self._names[number]] = flags
-                continue
-            array = allocate((count, *column.shape), column.dtype)
-            targets[place] = id(array)
-            columns[self._names[number]] = array
-            fixed = True
+                    present[name] = flags
+            else:
+                arrays.append(allocate((count, *column.shape), column.dtype))
+                fixed = True
         if fixed:
-            self._kernels.gather(self._directory.entries, locations, table, targets)
-        return columns, present
+            targets = np.empty(len(arrays), np.int64)
+            entries = self._directory.entries
+            self._kernels.gather(entries, locations, table, id(arrays), targets)
+        return dict(zip(names, arrays, strict=True)), present
 
     def payload(self) -> Ints:
         """Bytes of payload of each row."""
