@@ -1,0 +1,189 @@
+"""Where the time of a call goes: kernels, Python, and what the memory alone would take.
+
+Kernels are timed by wrapping their entry points while calls run. The rest of a call is Python:
+checks, the lock, making arrays. The floor is a loop that reads the same cache lines of a tree and
+of records at random, and copies the same rows, with nothing else: no draw, no key, no lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.data import make_priorities, make_rows
+from bench.workloads import w1, w2
+from bench.workloads.base import Workload
+
+ROUNDS, CALLS = 15, 40
+LINE = 64
+
+
+@dataclass
+class Part:
+    """Medians over rounds, in microseconds a call."""
+
+    call: str
+    total: float
+    kernels: dict[str, float]
+    floor: float
+
+    @property
+    def python(self) -> float:
+        return self.total - sum(self.kernels.values())
+
+
+def measure(say: Callable[[str], None]) -> list[Part]:
+    """Every operation of W1 and W2 that has a bound, over a full table."""
+    found = []
+    for workload in (w1.WORKLOAD, w2.WORKLOAD):
+        say(f"{workload.name}: where the time goes")
+        found.extend(_measure(workload))
+    return found
+
+
+def _measure(workload: Workload) -> Iterator[Part]:
+    import recollect as rc
+
+    sampler: Any = rc.Prioritized(alpha=0.6, beta=0.4) if workload.prioritized else rc.Uniform()
+    table = rc.Table("anatomy", capacity=workload.rows, sampler=sampler, seed=0)
+    chunk = 8192
+    rows = make_rows(workload, chunk)
+    for seed in range(2 * workload.rows // chunk):
+        table.insert(rows, priority=make_priorities(chunk, seed))
+    table.sample(1)
+    floors = _Floors(workload)
+    for operation in workload.operations:
+        if operation.must is not None:
+            call = _call(table, workload, operation.verb, operation.size)
+            floor = _timed(floors.of(operation.verb, operation.size))
+            total = _timed(call)
+            with _watched(table) as spent:
+                for _ in range(CALLS):
+                    call()
+                spent.clear()
+                for _ in range(ROUNDS * CALLS):
+                    call()
+            kernels = {name: sum(v) / (ROUNDS * CALLS) * 1e6 for name, v in spent.items()}
+            yield Part(f"{workload.name} {operation.name}", total, kernels, floor)
+
+
+def _call(table: Any, workload: Workload, verb: str, n: int) -> Callable[[], object]:
+    if verb == "insert":
+        some = itertools.cycle([make_rows(workload, n, seed) for seed in range(16)])
+        return lambda: table.insert(next(some))
+    if verb == "sample":
+        return lambda: table.sample(n)
+    priorities = itertools.cycle([make_priorities(n, seed) for seed in range(7)])
+    if verb == "update":
+        keys = itertools.cycle([table.sample(n).info.keys for _ in range(64)])
+        return lambda: table.update(next(keys), priority=next(priorities))
+    return lambda: table.update(table.sample(n).info.keys, priority=next(priorities))
+
+
+def _timed(call: Callable[[], object]) -> float:
+    """Microseconds a call: the median over rounds of the mean over calls."""
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        rounds.append((time.perf_counter() - began) / CALLS * 1e6)
+    return statistics.median(rounds)
+
+
+@contextmanager
+def _watched(table: Any) -> Iterator[dict[str, list[float]]]:
+    """Time every kernel that the table's storage calls."""
+    spent: dict[str, list[float]] = {}
+    storage = table._storage
+    places = [(storage, "_choose", "choose")]
+    for name in ("find_slots", "range_of", "write_priorities", "arrange", "recycle"):
+        places.append((storage._kernels.items, name, name))
+    for name in ("rows_that_fit", "append_fixed", "gather"):
+        places.append((storage._kernels.rows, name, name))
+    before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in places]
+
+    def watch(kernel: Any, name: str) -> Any:
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = kernel(*arguments)
+            spent.setdefault(name, []).append(time.perf_counter() - began)
+            return result
+
+        return timed
+
+    for (owner, attribute, kernel), (_, _, name) in zip(before, places, strict=True):
+        setattr(owner, attribute, watch(kernel, name))
+    try:
+        yield spent
+    finally:
+        for owner, attribute, kernel in before:
+            setattr(owner, attribute, kernel)
+
+
+class _Floors:
+    """Memory of the same size as a table's, read and written in the same pattern."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._random = np.random.default_rng(0)
+        self._nodes = np.ones((workload.rows // 16, 16))
+        self._records = np.ones((workload.rows, 4))
+        self._rows = np.ones((workload.rows, workload.payload), np.uint8)
+        self._touch, self._copy = _loops()
+        self._places = [
+            self._random.integers(0, workload.rows, 4096).astype(np.int64) for _ in range(97)
+        ]
+        if workload.prioritized:  # stratified draws rise
+            self._places = [np.sort(places) for places in self._places]
+
+    def of(self, verb: str, n: int) -> Callable[[], object]:
+        """The bare loop that stands below an operation."""
+        chosen = itertools.cycle(
+            [np.ascontiguousarray(p[:: len(p) // n][:n]) for p in self._places]
+        )
+        into = np.empty((n, self._workload.payload), np.uint8)
+        starts = itertools.cycle(range(0, self._workload.rows - n, 997 * max(n, 64)))
+
+        def run() -> None:
+            places = next(chosen)
+            if verb == "insert":
+                start = next(starts)
+                self._rows[start : start + n] = into
+                return
+            if self._workload.prioritized:
+                self._touch(self._nodes, places >> 4)
+            self._touch(self._records, places)
+            if verb != "update":
+                self._copy(self._rows, places, into)
+            if verb == "sample+update":
+                self._touch(self._nodes, places >> 4)
+
+        return run
+
+
+def _loops() -> tuple[Any, Any]:
+    import numba
+
+    @numba.njit(error_model="numpy")
+    def touch(memory: Any, places: Any) -> float:
+        """Read every cache line of some rows."""
+        total = 0.0
+        for place in places:
+            for word in range(0, memory.shape[1], LINE // 8):
+                total += memory[place, word]
+        return total
+
+    @numba.njit(error_model="numpy")
+    def copy(memory: Any, places: Any, into: Any) -> None:
+        for i in range(places.size):
+            into[i] = memory[places[i]]
+
+    return touch, copy
