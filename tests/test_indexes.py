@@ -199,6 +199,103 @@ def test_an_order_walks_on_instead_of_starting_over() -> None:
     assert max(visits[-20:]) <= 2 * max(visits[:20])
 
 
+# -- an order whose items come in any order, beside sorted() ---------------------------------------
+SAMPLERS = [
+    rc.StalestFirst(), rc.FreshestFirst(), rc.Smallest("priority"), rc.Largest("priority"),
+    rc.Fifo(), rc.Lifo(),
+]  # fmt: skip
+
+
+class Sorted:
+    """What a table should do: all items in a list that is sorted when it is asked for."""
+
+    def __init__(self, sampler: rc.Selector) -> None:
+        self.by = "version" if isinstance(sampler, rc.StalestFirst | rc.FreshestFirst) else "key"
+        self.by = "priority" if isinstance(sampler, rc.Smallest | rc.Largest) else self.by
+        self.sign = -1 if isinstance(sampler, rc.FreshestFirst | rc.Largest | rc.Lifo) else 1
+        self.items: dict[int, tuple[int, float]] = {}  # by key: version, priority
+        self.times: dict[int, int] = {}
+
+    def first(self, n: int, leveled: bool) -> list[int]:
+        def place(key: int) -> tuple[float, ...]:
+            version, priority = self.items[key]
+            value = {"version": version, "priority": priority, "key": key}[self.by]
+            absent = self.by == "version" and version == -1
+            times = self.times[key] if leveled else 0
+            return (times, np.inf if absent else self.sign * value, key)
+
+        return sorted(self.items, key=place)[:n]
+
+
+def insert_some(table: rc.Table, model: Sorted, count: int, spread: int, random: Any) -> None:
+    versions = random.integers(0, spread, count)
+    versions[random.random(count) < 0.05] = -1
+    priorities = random.integers(1, spread + 1, count) / 4
+    given = [None if version < 0 else int(version) for version in versions]
+    keys = table.insert({"x": np.arange(count)}, version=given, priority=priorities)
+    for key, version, priority in zip(keys.tolist(), versions, priorities, strict=True):
+        model.items[key] = (int(version), float(priority))
+        model.times[key] = 0
+
+
+@pytest.mark.parametrize("spread", [3, 100_000], ids=["ties", "apart"])
+@pytest.mark.parametrize("leveled", [False, True], ids=["take", "sample"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_an_order_of_items_that_come_in_any_order(
+    sampler: rc.Selector, leveled: bool, spread: int
+) -> None:
+    """Adds, removals, updates and leases between calls for few, many and all items."""
+    random = np.random.default_rng(spread + leveled)
+    table = rc.Table("t", capacity=10_000, sampler=sampler, seed=0)
+    model = Sorted(sampler)
+    insert_some(table, model, 600, spread, random)
+    for turn in range(60):
+        keys = np.array(list(model.items), np.uint64)
+        some = random.choice(keys, min(keys.size, 20), replace=False)
+        verb = random.integers(5)
+        if verb == 0:
+            table.delete(some)
+            for key in some.tolist():
+                del model.items[key]
+        elif verb == 1:
+            versions = random.integers(0, spread, some.size)
+            table.update(some, version=versions, priority=versions + 0.5)
+            for key, version in zip(some.tolist(), versions.tolist(), strict=True):
+                model.items[key] = (version, version + 0.5)
+        elif verb == 2:  # what comes back goes to the heap, also where the order is the arrival
+            leases = [table.take(min(count, len(table)), lease=60) for count in (30, 7)]
+            for lease in random.permutation(2):
+                table.give_back(leases[lease].info.lease)
+        else:
+            insert_some(table, model, int(random.integers(1, 100)), spread, random)
+        n = len(model.items) if turn % 20 == 19 else int(random.choice([1, 2, 9, 64, 300]))
+        n = min(n, len(model.items))
+        expected = model.first(n, leveled)
+        batch = table.sample(n) if leveled else table.take(n)
+        assert batch.info.keys.tolist() == expected
+        for key in expected:
+            model.times[key] += 1
+            if not leveled:
+                del model.items[key]
+        if len(model.items) < 200:
+            insert_some(table, model, 500, spread, random)
+
+
+def test_visits_of_items_in_any_order_grow_by_the_depth_of_the_heap() -> None:
+    def visits(items: int) -> float:
+        random = np.random.default_rng(0)
+        table = rc.Table("t", capacity=2 * items, sampler=rc.StalestFirst())
+        table.insert({"x": np.arange(items)}, version=random.permutation(items))
+        table.take(64)
+        before = table._storage.visits
+        for _ in range(3):
+            table.take(64)
+        return (table._storage.visits - before) / 3
+
+    few, many = visits(SMALL), visits(LARGE)
+    assert 64 * 3 <= few < many <= 2 * few  # a heap of eight children: 4 levels and 6
+
+
 # -- the same by the clock, with margins for a machine that does other things ----------------------
 def seconds_of(table: rc.Table, verb: Verb, calls: int = 60) -> float:
     """The time of a fast call; the lower quartile, since others only add to it."""

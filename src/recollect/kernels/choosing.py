@@ -16,6 +16,7 @@ from recollect.kernels.indexes import (
     comes_before,
     order_first,
     place_of,
+    pop_many,
     set_weight,
     slot_at,
     swap_members,
@@ -204,6 +205,8 @@ def choose_distinct(items, table, rows, n, random, chosen, probability, work, fl
     if kind == ORDER:
         if rows.size == 1 and table[rows[0], HEAPED] == 0:
             unlink_first(items, table[rows[0]], n, chosen)
+        elif rows.size == 1:
+            pop_many(items, table[rows[0]], n, chosen, work)
         else:
             for i in range(n):
                 chosen[i] = pop_first(items, table, rows)

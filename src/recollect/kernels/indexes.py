@@ -23,6 +23,7 @@ from recollect.kernels.layout import (
     A_NBYTES,
     A_NEXT,
     A_PARAMETERS,
+    A_PARTITION,
     A_PLACE,
     A_PREVIOUS,
     A_RECORD,
@@ -70,13 +71,14 @@ from recollect.kernels.power import exp_2, power
 from recollect.kernels.random import next_unit
 from recollect.kernels.raw import (
     bits_of,
+    entry_before,
+    first_entry,
     float64_at,
     float64_pointer,
     int8_at,
     int32_at,
     int64_at,
     prefetch,
-    prefetch_to_write,
     uint64_at,
 )
 from recollect.kernels.tree import refresh, set_leaf
@@ -85,6 +87,9 @@ LAST = np.int64(0x7FFFFFFFFFFFFFFF)
 SIGN = np.uint64(0x8000000000000000)
 SMALLEST_WEIGHT = 1e-300
 SLOT_BITS = np.int64(0xFFFFFFFF)
+SIGN_BIT = np.int64(-0x8000000000000000)
+OUTSIDE = np.int64(-1)  # the place of an entry that is in no heap, or not yet
+BOTTOM = np.int64(0x7FFFFFFFFFFFFFFF)  # marks a hole at the bottom of a heap
 
 AHEAD = 16  # items between a prefetch and its use
 ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
@@ -162,78 +167,96 @@ def comes_before(items, x, a, b):
 
 
 # The heap has eight children a node. An entry holds all that is compared, so that a step down
-# reads the three cache lines in which eight entries lie, and no other memory.
-@inner("Tuple((int64, int64, int64))(ints, ints, int64)")
-def _heap_entry(items, x, slot):
-    """times_sampled (where it counts) and the slot; the value; the arrival."""
-    level = np.int64(slot)
+# reads the three cache lines in which eight entries lie, and no other memory. Its words, each
+# compared as a number without sign: times_sampled (where it counts) above the slot, of which only
+# the former is compared; the value; the arrival.
+@inner("int64(int64, int64)", hot=True)
+def _entry(heap, place):
+    """The address of the entry at a place."""
+    return heap + ENTRY * (place + FIRST_ENTRY)
+
+
+@inner("void(ints, ints, int64, int64)")
+def _write_entry(items, x, slot, place):
+    """Write an item's entry to a place; the item is not there yet."""
+    entry = int64_at(_entry(x[A_HEAP], place))
+    entry[0] = slot
     if x[LEVELED]:
-        level |= np.int64(int32_at(items[A_RECORD])[8 * slot + TIMES]) << 32
+        entry[0] |= np.int64(int32_at(items[A_RECORD])[8 * slot + TIMES]) << 32
+    seq = seq_of(items, slot)
     if x[A_SORT] != 0:
-        return level, int64_at(x[A_SORT])[slot], seq_of(items, slot)
-    return level, np.int64(0), -seq_of(items, slot) if x[DESCENDING] else seq_of(items, slot)
+        entry[1], entry[2] = int64_at(x[A_SORT])[slot] ^ SIGN_BIT, seq
+    else:
+        entry[1], entry[2] = 0, ~seq if x[DESCENDING] else seq
 
 
-@inner("boolean(int64, int64, int64, int64, int64, int64)", hot=True)
-def _entry_before(level, value, seq, other_level, other_value, other_seq):
-    if level >> 32 != other_level >> 32:
-        return level >> 32 < other_level >> 32
-    if value != other_value:
-        return value < other_value
-    return seq < other_seq
+@inner("void(ints, int64, int64)", hot=True)
+def _move_entry(x, place, target):
+    source, entry = int64_at(_entry(x[A_HEAP], place)), int64_at(_entry(x[A_HEAP], target))
+    entry[0], entry[1], entry[2] = source[0], source[1], source[2]
+    int32_at(x[A_HEAP_PLACE])[source[0] & SLOT_BITS] = target + 1
 
 
-@inner("void(ints, int64, int64, int64, int64)")
-def _heap_put(x, place, level, value, seq):
-    entry = int64_at(x[A_HEAP] + ENTRY * (place + FIRST_ENTRY))
-    entry[0], entry[1], entry[2] = level, value, seq
-    int32_at(x[A_HEAP_PLACE])[level & SLOT_BITS] = place + 1
+@inner("boolean(int64, int64, int64)", hot=True)
+def _place_before(heap, place, other):
+    return entry_before(_entry(heap, place), _entry(heap, other))
 
 
-@inner("int64(ints, ints, int64, int64, int64, int64)")
-def _heap_rise(items, x, place, level, value, seq):
-    """Put an entry at a place, or above it where it comes before its parents."""
+@inner("int64(int64, int64, int64)", hot=True)
+def _first_child(heap, count, place):
+    """The place of the first among a place's children, of which there is at least one."""
+    child = _entry(heap, 8 * place + 1)
+    first = child
+    if 8 * place + 8 < count:  # all eight, as nearly always: in pairs, independent of each other
+        first = first_entry(
+            first_entry(
+                first_entry(child, child + ENTRY),
+                first_entry(child + 2 * ENTRY, child + 3 * ENTRY),
+            ),
+            first_entry(
+                first_entry(child + 4 * ENTRY, child + 5 * ENTRY),
+                first_entry(child + 6 * ENTRY, child + 7 * ENTRY),
+            ),
+        )
+    else:
+        while child < _entry(heap, count - 1):
+            child += ENTRY
+            first = first_entry(first, child)
+    return np.int64(np.uint64(first - heap) // np.uint64(ENTRY)) - FIRST_ENTRY
+
+
+@inner("int64(ints, ints, int64, int64)")
+def _heap_rise(items, x, place, moved):
+    """Move an entry to a place, or above it where it comes before its parents."""
     while place > 0:
         items[VISITS] += 1
         parent = (place - 1) >> 3
-        above = int64_at(x[A_HEAP] + ENTRY * (parent + FIRST_ENTRY))
-        if not _entry_before(level, value, seq, above[0], above[1], above[2]):
+        if not _place_before(x[A_HEAP], moved, parent):
             break
-        _heap_put(x, place, above[0], above[1], above[2])
+        _move_entry(x, parent, place)
         place = parent
-    _heap_put(x, place, level, value, seq)
+    _move_entry(x, moved, place)
     return place
 
 
-@inner("void(ints, ints, int64, int64, int64, int64)")
-def _heap_sink(items, x, place, level, value, seq):
-    """Put an entry at a place, or below it where its children come before it."""
-    count = x[HEAPED]
-    while 8 * place + 1 < count:
+@inner("void(ints, ints, int64, int64)")
+def _heap_sink(items, x, place, moved):
+    """Move an entry to a place, or below it where its children come before it."""
+    while 8 * place + 1 < x[HEAPED]:
         items[VISITS] += 1
-        first = 8 * place + 1
-        below = int64_at(x[A_HEAP] + ENTRY * (first + FIRST_ENTRY))
-        best = 0
-        for child in range(1, min(np.int64(8), count - first)):
-            c, b = 3 * child, 3 * best
-            if _entry_before(
-                below[c], below[c + 1], below[c + 2], below[b], below[b + 1], below[b + 2]
-            ):
-                best = child
-        b = 3 * best
-        if not _entry_before(below[b], below[b + 1], below[b + 2], level, value, seq):
+        child = _first_child(x[A_HEAP], x[HEAPED], place)
+        if not _place_before(x[A_HEAP], child, moved):
             break
-        prefetch_to_write(x[A_HEAP_PLACE] + 4 * (below[b] & SLOT_BITS))
-        _heap_put(x, place, below[b], below[b + 1], below[b + 2])
-        place = first + best
-    _heap_put(x, place, level, value, seq)
+        _move_entry(x, child, place)
+        place = child
+    _move_entry(x, moved, place)
 
 
 @inner("void(ints, ints, int64)")
 def _heap_add(items, x, slot):
     x[HEAPED] += 1
-    level, value, seq = _heap_entry(items, x, slot)
-    _heap_rise(items, x, x[HEAPED] - 1, level, value, seq)
+    _write_entry(items, x, slot, OUTSIDE)
+    _heap_rise(items, x, x[HEAPED] - 1, OUTSIDE)
 
 
 @inner("void(ints, ints, int64)")
@@ -243,12 +266,9 @@ def _heap_remove(items, x, slot):
     place = np.int64(places[slot] - 1)
     places[slot] = 0
     x[HEAPED] -= 1
-    if place == x[HEAPED]:
-        return
-    last = int64_at(x[A_HEAP] + ENTRY * (x[HEAPED] + FIRST_ENTRY))
-    level, value, seq = last[0], last[1], last[2]
-    if _heap_rise(items, x, place, level, value, seq) == place:
-        _heap_sink(items, x, place, level, value, seq)
+    last = x[HEAPED]
+    if place != last and _heap_rise(items, x, place, last) == place:
+        _heap_sink(items, x, place, last)
 
 
 @inner("void(ints, ints, int64)")
@@ -327,13 +347,12 @@ def order_first(items, x):
     """The first item's slot, -1 where the index is empty."""
     head = x[HEAD]
     if x[HEAPED] > 0:
-        top = int64_at(x[A_HEAP] + ENTRY * FIRST_ENTRY)
-        slot = top[0] & SLOT_BITS
+        slot = int64_at(_entry(x[A_HEAP], 0))[0] & SLOT_BITS
         prefetch(items[A_RECORD] + 32 * slot)
         if head < 0:
             return slot
-        level, value, seq = _heap_entry(items, x, head)
-        if _entry_before(top[0], top[1], top[2], level, value, seq):
+        _write_entry(items, x, head, OUTSIDE)
+        if _place_before(x[A_HEAP], 0, OUTSIDE):
             return slot
     return head
 
@@ -349,6 +368,126 @@ def unlink_first(items, x, n, chosen):
     x[HEAD] = slot
     if slot >= 0:
         int32_at(x[A_PREVIOUS])[slot] = -1
+    else:
+        x[TAIL] = -1
+    x[COUNT] -= n
+    items[VISITS] += n
+
+
+# What the first of a heap leaves is a hole, which goes down to the bottom: its first child takes
+# its place, and so on. Each step waits for memory. So while items are popped, holes are lowered
+# only where the next item must come by, near the top. Then all of them go down side by side, and
+# while memory brings the children of one, the others step. Last, entries from the end fill them.
+#
+# The first word of a hole says which it is, as ~i; of one at the bottom it is BOTTOM. Both come
+# after all entries. Among siblings at most one is a hole that is not at the bottom.
+@inner("int64(int64, int64, int64)", hot=True)
+def _hole_below(heap, count, place):
+    """The hole among the children of a place, -1 where there is none."""
+    for child in range(8 * place + 1, min(8 * place + 9, count)):
+        if int64_at(_entry(heap, child))[0] < 0:
+            return child
+    return np.int64(-1)
+
+
+@inner("int64(ints, int64, int64)", hot=True)
+def _lower_hole(x, hole, mark):
+    """Let the first child take a hole's place; no hole is among the children but at the bottom."""
+    heap, count = x[A_HEAP], x[HEAPED]
+    if 8 * hole + 1 < count:
+        child = _first_child(heap, count, hole)
+        entry = int64_at(_entry(heap, child))
+        if entry[0] != BOTTOM:
+            if 8 * child + 1 < count:
+                below = _entry(heap, 8 * child + 1)
+                prefetch(below)
+                prefetch(below + 64)
+                prefetch(below + 128)
+            _move_entry(x, child, hole)
+            entry[0] = mark
+            return child
+    int64_at(_entry(heap, hole))[0] = BOTTOM
+    return hole
+
+
+@inner("void(ints, ints, ints, int64)")
+def _pop_top(items, x, holes, popped):
+    """Make a hole of the top, and lower it and those in its way by a level."""
+    heap, count = x[A_HEAP], x[HEAPED]
+    int64_at(_entry(heap, 0))[0] = ~popped
+    holes[popped] = 0
+    deepest, below = np.int64(0), np.int64(0)
+    while below >= 0:
+        deepest = below
+        below = _hole_below(heap, count, deepest)
+    while deepest >= 0:
+        items[VISITS] += 1
+        mark = int64_at(_entry(heap, deepest))[0]
+        holes[~mark] = _lower_hole(x, deepest, mark)
+        deepest = (deepest - 1) >> 3
+
+
+@inner("void(ints, ints, ints, int64)")
+def _lower_holes(items, x, holes, n):
+    """Lower all holes to the bottom, in each round by a level: a hole finds final what those
+    below it, which are older, left behind.
+    """
+    sinking = n
+    while sinking > 0:
+        items[VISITS] += sinking
+        sinking = 0
+        for i in range(n):
+            mark = int64_at(_entry(x[A_HEAP], holes[i]))[0]
+            if mark != BOTTOM:
+                holes[i] = _lower_hole(x, holes[i], mark)
+                sinking += 1
+
+
+@inner("void(ints, ints, ints, int64)")
+def _fill_holes(items, x, holes, n):
+    """Move the last entries to the holes; a hole above another comes after it in `holes`."""
+    x[HEAPED] -= n
+    last = x[HEAPED]
+    for i in range(n - 1, -1, -1):
+        if holes[i] < x[HEAPED]:
+            while int64_at(_entry(x[A_HEAP], last))[0] == BOTTOM:
+                last += 1
+            _heap_rise(items, x, holes[i], last)
+            last += 1
+
+
+@inner("void(ints, ints, int64, ints, ints)")
+def pop_many(items, x, n, chosen, work):
+    """Remove the first n items of an order, from its list and its heap."""
+    following = int32_at(x[A_NEXT])
+    places = int32_at(x[A_HEAP_PLACE])
+    top = int64_at(_entry(x[A_HEAP], 0))
+    head = x[HEAD]
+    if head >= 0:
+        _write_entry(items, x, head, OUTSIDE)
+    popped = np.int64(0)
+    for i in range(n):
+        if head < 0 or _place_before(x[A_HEAP], 0, OUTSIDE):
+            slot = top[0] & SLOT_BITS
+            places[slot] = 0
+            _pop_top(items, x, work, popped)
+            popped += 1
+        else:
+            slot = head
+            head = np.int64(following[head])
+            if head >= 0:
+                _write_entry(items, x, head, OUTSIDE)
+        prefetch(items[A_RECORD] + 32 * slot)
+        if items[A_PARTITION] != 0:
+            prefetch(items[A_PARTITION] + 4 * slot)
+        if items[A_VERSION] != 0:
+            prefetch(items[A_VERSION] + 8 * slot)
+        chosen[i] = slot
+    _lower_holes(items, x, work, popped)
+    _fill_holes(items, x, work, popped)
+    x[HEAD] = head
+    if head >= 0:
+        int32_at(x[A_PREVIOUS])[head] = -1
     else:
         x[TAIL] = -1
     x[COUNT] -= n

@@ -297,6 +297,40 @@ def prefix_under(typing_context, address, left):
     return result(types.int64, types.float64), generate
 
 
+def _entry_at(builder, address):
+    """The 160 bits by which an entry of a heap is compared: see `indexes`."""
+    wide = ir.IntType(192)
+    whole = ir.Constant(wide, 0)
+    for word, (dropped, moved) in enumerate(((32, 128), (0, 64), (0, 0))):
+        place = builder.add(address, ir.IntType(64)(8 * word))
+        value = builder.load(builder.inttoptr(place, ir.IntType(64).as_pointer()), align=8)
+        value = builder.zext(builder.lshr(value, ir.IntType(64)(dropped)), wide)
+        whole = builder.or_(whole, builder.shl(value, ir.Constant(wide, moved)))
+    return whole
+
+
+@intrinsic
+def entry_before(typing_context, address, other):
+    """Whether the entry at an address comes before another, as one comparison of long numbers."""
+
+    def generate(context, builder, signature, arguments):
+        one, other = (_entry_at(builder, address) for address in arguments)
+        return builder.icmp_unsigned("<", one, other)
+
+    return types.boolean(types.int64, types.int64), generate
+
+
+@intrinsic
+def first_entry(typing_context, address, other):
+    """The address of the entry that comes first, without a branch: nobody could predict it."""
+
+    def generate(context, builder, signature, arguments):
+        one, other = (_entry_at(builder, address) for address in arguments)
+        return builder.select(builder.icmp_unsigned("<", other, one), arguments[1], arguments[0])
+
+    return types.int64(types.int64, types.int64), generate
+
+
 @intrinsic
 def bits_of(typing_context, number):
     """The 64 bits of a float64, as an int64."""
