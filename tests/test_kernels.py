@@ -139,7 +139,7 @@ def test_a_quick_start_says_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with compiling.compiling():
+        with compiling.compiling("tests"):
             pass
     assert capsys.readouterr().err == ""
 
@@ -147,7 +147,7 @@ def test_a_quick_start_says_nothing(capsys, tmp_path, monkeypatch):
 def test_a_slow_start_says_so_once_after_its_patience(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "PATIENCE", 0.05)
-    with compiling.compiling():
+    with compiling.compiling("tests"):
         time.sleep(0.3)
     assert capsys.readouterr().err.count(MESSAGE) == 1
 
@@ -195,6 +195,6 @@ def test_every_kernel_has_one_signature():
 
 def test_the_lock_file_is_left_for_others(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
-    with compiling.compiling():
+    with compiling.compiling("tests"):
         (lock,) = tmp_path.rglob("lock")
         assert stat.S_ISREG(lock.stat().st_mode)

@@ -24,7 +24,7 @@ def load() -> Any:
         if _loaded is None:
             from recollect.kernels.compile import compiling
 
-            with compiling():
+            with compiling("tables"):
                 from recollect.kernels import items, rows
 
             _check_objects(rows)

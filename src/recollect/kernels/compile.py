@@ -102,8 +102,12 @@ def cache_folder() -> Path:
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Set up the cache for the imports inside: one process at a time, and a word if it is slow."""
+def compiling(family: str) -> Iterator[None]:
+    """Set up the cache for the imports inside: one process at a time, and a word if it is slow.
+
+    A family of kernels that was compiled whole leaves a mark: then a slow disk is no reason to
+    speak of compiling.
+    """
     global _cached
     with contextlib.ExitStack() as stack:
         folder = _writable_folder()
@@ -115,11 +119,15 @@ def compiling() -> Iterator[None]:
             settings: Any = numba.config
             stack.callback(setattr, settings, "CACHE_DIR", settings.CACHE_DIR)
             settings.CACHE_DIR = str(folder)
-        notice = threading.Timer(PATIENCE, _say_it_compiles, [folder])
-        notice.daemon = True
-        notice.start()
-        stack.callback(notice.cancel)
+        compiled = None if folder is None else folder / f"{family}.compiled"
+        if compiled is None or not compiled.exists():
+            notice = threading.Timer(PATIENCE, _say_it_compiles, [folder])
+            notice.daemon = True
+            notice.start()
+            stack.callback(notice.cancel)
         yield
+        if compiled is not None:
+            compiled.touch()
 
 
 def _writable_folder() -> Path | None:
