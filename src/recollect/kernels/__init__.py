@@ -10,6 +10,7 @@ import numpy as np
 
 _lock = threading.Lock()
 _loaded: Any = None
+_steps: Any = None
 
 
 def load() -> Any:
@@ -30,6 +31,31 @@ def load() -> Any:
             _check_array_layout(rows.data_address)
             _loaded = SimpleNamespace(items=items, rows=rows)
     return _loaded
+
+
+def load_steps() -> Any:
+    """The same for the kernels of steps and episodes, which tables do not need."""
+    global _steps
+    if _steps is not None:
+        return _steps
+    with _lock:
+        if _steps is None:
+            from recollect.kernels.compile import compiling
+
+            with compiling():
+                from recollect.kernels import (
+                    rows,
+                    steps,
+                    steps_episodes,
+                    steps_reading,
+                    steps_starts,
+                )
+
+            _check_array_layout(rows.data_address)
+            _steps = SimpleNamespace(
+                steps=steps, episodes=steps_episodes, reading=steps_reading, starts=steps_starts
+            )
+    return _steps
 
 
 def _check_array_layout(data_address: Any) -> None:
