@@ -13,10 +13,17 @@ from bench import environments, machine, report, startup, tables
 from bench.harness import FLOOR, OURS, REPOSITORY, Implementation, Outcomes, Settings, run
 from bench.tables import Table
 from bench.versions import PEERS, peer_named
-from bench.workloads import all_workloads
+from bench.workloads import all_workloads, growth
 from bench.workloads.base import Workload
 
-QUICK_ROWS = {"W1": 20_000, "W2": 20_000, "W3": 2_000}
+QUICK_ROWS = {
+    "W1": 20_000,
+    "W2": 20_000,
+    "W3": 2_000,
+    "W5": 20_000,
+    "W5 environments": 20_000,
+    "W5 frames": 2_000,
+}
 STARTUP = "startup"
 BEGAN = time.monotonic()
 
@@ -100,7 +107,8 @@ def _implementations(options: argparse.Namespace) -> list[Implementation]:
             if environment.error:
                 _say(f"{name}: {environment.error}")
             title = environment.peer.title
-            found.append(Implementation(name, title, environment.python, environment.error))
+            kinds = environment.peer.kinds
+            found.append(Implementation(name, title, environment.python, environment.error, kinds))
     if options.install:
         sys.exit(any(one.error for one in found))
     found.append(Implementation(FLOOR, "numpy.take", python, missing))
@@ -117,10 +125,12 @@ def _workloads(options: argparse.Namespace) -> list[Workload]:
 def _tables(
     workload: Workload, implementations: list[Implementation], outcomes: Outcomes
 ) -> list[Table]:
-    if workload.kind == "growth":
-        return [tables.growing(outcomes)]
+    if workload.name in growth.TITLES:
+        return [tables.growing(workload, outcomes)]
     made = [tables.comparison(workload, implementations, outcomes)]
-    if workload.prioritized:
+    if workload.kind == "frames":
+        made.append(tables.frames(workload, implementations, outcomes))
+    elif workload.prioritized or workload.kind == "sequences":
         made.append(tables.memory(workload, implementations, outcomes))
     return made
 

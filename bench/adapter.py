@@ -110,7 +110,7 @@ class Transitions(Adapter):
         n = operation.size
         if operation.verb == "insert":
             self._stale_priorities = True
-            return Call(self.insert(make_rows(self.workload, n), n), n)
+            return Call(self.insert(make_rows(self.workload.columns, n), n), n)
         self._spread()
         if operation.verb == "sample":
             return Call(self.sample(n), n)
@@ -129,10 +129,10 @@ class Transitions(Adapter):
     def _chunks(self) -> Iterator[Callable[[], object]]:
         rows = self.workload.rows
         chunk = max(1, min(rows, 2**23 // self.workload.payload, 8192))
-        whole = self.insert(make_rows(self.workload, chunk), chunk)
+        whole = self.insert(make_rows(self.workload.columns, chunk), chunk)
         yield from itertools.repeat(whole, rows // chunk)
         if rest := rows % chunk:
-            yield self.insert(make_rows(self.workload, rest), rest)
+            yield self.insert(make_rows(self.workload.columns, rest), rest)
 
     def _spread(self) -> None:
         if self.workload.prioritized and self._stale_priorities:

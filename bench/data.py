@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from bench.workloads.base import Column, Workload
+from bench.workloads.base import Column
 
 Rows = dict[str, "np.ndarray[Any, Any]"]
 
 
-def make_rows(workload: Workload, n: int, seed: int = 0) -> Rows:
+def make_rows(columns: Iterable[Column], n: int, seed: int = 0) -> Rows:
     """n random rows, one array per column."""
     random = np.random.default_rng(seed)
-    return {column.name: _cells(random, column, n) for column in workload.columns}
+    return {column.name: _cells(random, column, n) for column in columns}
 
 
 def make_priorities(n: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -36,6 +36,7 @@ class Implementation:
     title: str
     python: Path | None
     error: str = ""
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass
@@ -153,13 +154,16 @@ def run(
 def _takes_part(implementation: Implementation, workload: Workload) -> bool:
     if implementation.name == FLOOR:
         return bool(workload.floors)
+    if implementation.kinds and workload.kind not in implementation.kinds:
+        return False
     return not workload.only or implementation.name in workload.only
 
 
 def _operations(implementation: Implementation, workload: Workload) -> tuple[Operation, ...]:
     if implementation.name == FLOOR:
         return tuple(floor.operation for floor in workload.floors)
-    return workload.operations
+    name = implementation.name
+    return tuple(one for one in workload.operations if not one.only or name in one.only)
 
 
 def _run_together(
@@ -177,6 +181,8 @@ def _run_together(
             order = chosen[number % len(chosen) :] + chosen[: number % len(chosen)]
             for operation in workload.operations:
                 for one in order:
+                    if operation not in _operations(one, workload):
+                        continue
                     _time(workers[one.name], operation, settings, outcomes[one.name])
 
 

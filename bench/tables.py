@@ -11,9 +11,9 @@ from bench.figures import NOTHING
 from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
 from bench.startup import Startup
 from bench.workloads import growth
-from bench.workloads.base import Floor, Operation, Workload
+from bench.workloads.base import Against, Floor, Operation, Workload
 
-MOST_BYTES = 64
+SHARE_OF, MOST_SHARE = "SB3", 1 / 6
 MOST_IMPORT_SECONDS = 0.3
 MOST_COMPILE_SECONDS = 20.0
 
@@ -34,12 +34,14 @@ def comparison(
     """Operations down, implementations across, then the ratio to the best peer and its bounds."""
     shown = [one for one in implementations if one.name in outcomes and one.name != FLOOR]
     title = f"{workload.name}: {workload.title}, {workload.rows:,} rows of {workload.payload:,} B"
-    header = ["items/s", *(one.title for one in shown)]
+    header = [f"{workload.unit}/s", *(one.title for one in shown)]
     table = Table(title, [*header, "best peer", "ratio", "must", "aim", "verdict"])
     titles = {one.name: one.title for one in implementations}
     for operation in workload.operations:
         cells = [_cell(outcomes[one.name], operation) for one in shown]
         table.rows.append([operation.name, *cells, *_judged(operation, outcomes, titles)])
+        for against in operation.against:
+            table.rows.append(_against_row(operation, against, outcomes, titles, len(shown)))
     for floor in workload.floors:
         table.rows.append(_floor_row(floor, outcomes, len(shown)))
     for one in shown:
@@ -63,20 +65,52 @@ def memory(
         used = statistics.median(outcome.bytes_per_row)
         beyond = used - workload.payload
         bounds = [NOTHING, NOTHING]
-        if one.name == OURS:
-            bounds = [f"at most {MOST_BYTES}", figures.limit(beyond, MOST_BYTES)]
+        if one.name == OURS and workload.most_bytes is not None:
+            bounds = [
+                f"at most {workload.most_bytes}",
+                figures.limit(beyond, workload.most_bytes),
+            ]
         table.rows.append([one.title, f"{used:,.0f}", f"{beyond:,.0f}", *bounds])
     return table
 
 
-def growing(outcomes: Outcomes) -> Table:
+def frames(
+    workload: Workload, implementations: Sequence[Implementation], outcomes: Outcomes
+) -> Table:
+    """Resident bytes per step, and Recollect's as a share of those of the peer it is held to."""
+    title = f"Memory, {workload.name}: growth of resident memory at {workload.rows:,} steps"
+    table = Table(title, ["", "bytes per step", f"share of {SHARE_OF}", "must", "verdict"])
+    used = {
+        one.title: statistics.median(outcomes[one.name].bytes_per_row)
+        for one in implementations
+        if one.name in outcomes and outcomes[one.name].bytes_per_row
+    }
+    for one in implementations:
+        if one.name not in outcomes:
+            continue
+        if one.title not in used:
+            absent = _absence(outcomes[one.name])
+            table.rows.append([one.title, absent, NOTHING, NOTHING, NOTHING])
+            continue
+        cells = [f"{used[one.title]:,.0f}", NOTHING, NOTHING, NOTHING]
+        if one.name == OURS and SHARE_OF in used:
+            share = used[one.title] / used[SHARE_OF]
+            cells[1:] = [f"1/{1 / share:.2f}", f"at most 1/{1 / MOST_SHARE:g}"]
+            cells.append(figures.limit(share, MOST_SHARE))
+        table.rows.append([one.title, *cells])
+    return table
+
+
+def growing(workload: Workload, outcomes: Outcomes) -> Table:
     """Time of one call over few and over many items."""
-    sizes = (growth.SMALL, growth.LARGE)
-    header = ["one call", *(f"{size:,} items" for size in sizes), "ratio", "must", "verdict"]
-    table = Table("Cost does not grow with the table", header)
+    verbs = list(dict.fromkeys(operation.verb for operation in workload.operations))
+    sizes = list(dict.fromkeys(operation.size for operation in workload.operations))
+    counted = [f"{size:,} {workload.unit}" for size in sizes]
+    header = ["one call", *counted, "ratio", "must", "verdict"]
+    table = Table(growth.TITLES[workload.name], header)
     outcome = outcomes[OURS]
     must = f"at most {growth.LIMIT:g}"
-    for verb in growth.VERBS:
+    for verb in verbs:
         names = [Operation(verb, size).name for size in sizes]
         series = [[1 / value for value in outcome.rates.get(name, [])] for name in names]
         if not all(series):
@@ -149,6 +183,29 @@ def _judged(operation: Operation, outcomes: Outcomes, titles: dict[str, str]) ->
     reached = statistics.median(ours) / statistics.median(peers[best])
     verdict = figures.verdict(reached, operation.must, operation.aim)
     return [titles[best], figures.ratio(ours, peers[best]), *bounds, verdict]
+
+
+def _against_row(
+    operation: Operation,
+    against: Against,
+    outcomes: Outcomes,
+    titles: dict[str, str],
+    shown: int,
+) -> list[str]:
+    """Ours over one peer, whichever is the best."""
+    empty = [""] * shown
+    title = titles.get(against.peer, against.peer)
+    label = f"{operation.name}, over {title}" + (f" at {against.of}" if against.of else "")
+    bounds = [figures.bound(against.must), figures.bound(against.aim)]
+    theirs = outcomes.get(against.peer, Outcome()).rates.get(against.of or operation.name)
+    if not theirs or OURS not in outcomes:
+        return [label, *empty, title, NOTHING, *bounds, NOTHING]
+    ours = outcomes[OURS].rates.get(operation.name)
+    if not ours:
+        return [label, *empty, title, NOTHING, *bounds, figures.verdict(0.0, against.must)]
+    reached = statistics.median(ours) / statistics.median(theirs)
+    verdict = figures.verdict(reached, against.must, against.aim)
+    return [label, *empty, title, figures.ratio(ours, theirs), *bounds, verdict]
 
 
 def _floor_row(floor: Floor, outcomes: Outcomes, shown: int) -> list[str]:

@@ -21,6 +21,7 @@ class Peer:
     python: str
     steps: tuple[tuple[str, ...], ...]
     distributions: tuple[str, ...]
+    kinds: tuple[str, ...] = ()  # the kinds of workloads it takes part in; all where none is named
 
 
 PEERS: tuple[Peer, ...] = (
@@ -65,6 +66,14 @@ PEERS: tuple[Peer, ...] = (
         python="3.11",
         steps=(("dm-reverb[tensorflow]==0.14.0", "tensorflow==2.15.1", "setuptools<80"),),
         distributions=("dm-reverb", "tensorflow", "numpy"),
+    ),
+    Peer(
+        name="rllib",
+        title="RLlib",
+        python="3.11",
+        steps=((TORCH,), (TORCH, "ray[rllib]==2.60.0", NUMPY)),
+        distributions=("ray", "torch", "numpy"),
+        kinds=("sequences",),
     ),
 )
 

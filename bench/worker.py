@@ -77,7 +77,7 @@ def _rehearse(adapter_class: type[Adapter], workload: Workload) -> None:
     adapter.fill()
     for operation in workload.operations:
         with suppress(Unsupported):
-            adapter.prepare(operation).run()
+            _timed(adapter.prepare(operation), 1)
     adapter.close()
 
 
@@ -106,8 +106,8 @@ def _measure(call: Call, seconds: float) -> dict[str, Any]:
 
 def _timed(call: Call, count: int) -> float:
     run, before, clock = call.run, call.before, time.perf_counter
+    held: object = None
     if before is None:
-        held: object = None
         began = clock()
         for _ in range(count):
             held = run()  # a learner holds its batch until the next one is there
@@ -118,8 +118,9 @@ def _timed(call: Call, count: int) -> float:
     for _ in range(count):
         before()
         began = clock()
-        run()
+        held = run()
         total += clock() - began
+    del held
     return total
 
 

@@ -14,7 +14,10 @@ import numpy as np
 
 from bench.adapter import Transitions
 from bench.data import Rows, make_priorities, make_rows
+from bench.steps import Environments, Sequences
 from bench.workloads.base import Workload
+from bench.workloads.w5 import LENGTH
+from bench.workloads.w5_environments import ENVIRONMENTS
 
 DISTRIBUTIONS = ("flashbax", "jax", "jaxlib", "numpy")
 
@@ -26,7 +29,8 @@ class Flashbax(Transitions):
         super().__init__(workload)
         self.key = jax.random.key(0)
         buffer = self._buffer(256)
-        one = {name: jnp.asarray(cells[0]) for name, cells in make_rows(workload, 1).items()}
+        rows = make_rows(workload.columns, 1)
+        one = {name: jnp.asarray(cells[0]) for name, cells in rows.items()}
         self.state = jax.jit(buffer.init)(one)
         self._add = jax.jit(buffer.add, donate_argnums=0)
         self._samplers: dict[int, Any] = {}
@@ -116,4 +120,80 @@ class Flashbax(Transitions):
         return fbx.make_item_buffer(self.workload.rows, 1, size, add_batches=True)
 
 
-ADAPTERS = {"transitions": Flashbax}
+class FlashbaxSequences(Sequences):
+    """A trajectory buffer of one row of a million steps. It knows nothing of episodes."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self.key = jax.random.key(0)
+        self.state, self._add = _trajectories(workload, 1)
+        self._samplers: dict[int, Any] = {}
+
+    def note(self) -> str:
+        """What a sequence of it is."""
+        return "flashbax: its sequences run across the ends of episodes"
+
+    def convert(self, steps: Rows) -> Any:
+        """JAX arrays of shape [1, steps, ...]."""
+        return {name: jnp.asarray(cells[None]) for name, cells in steps.items()}
+
+    def insert(self, stretch: Any) -> object:
+        """`add`, until the new state is there."""
+        self.state = self._add(self.state, stretch)
+        return jax.block_until_ready(self.state)
+
+    def draw(self, n: int) -> object:
+        """Draw and advance the random key, all inside one jit."""
+        if n not in self._samplers:
+            draw = _trajectory_buffer(self.workload, 1, n).sample
+
+            def sampler(key: Any, state: Any) -> Any:
+                key, now = jax.random.split(key)
+                return key, draw(state, now)
+
+            self._samplers[n] = jax.jit(sampler)
+        self.key, batch = self._samplers[n](self.key, self.state)
+        return jax.block_until_ready(batch)
+
+
+class FlashbaxEnvironments(Environments):
+    """A trajectory buffer with a row for each environment."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self.state, self._add = _trajectories(workload, ENVIRONMENTS)
+
+    def convert(self, steps: Rows) -> Any:
+        """JAX arrays of shape [environments, 1, ...]."""
+        return {name: jnp.asarray(cells[:, None]) for name, cells in steps.items()}
+
+    def insert(self, steps: Any) -> object:
+        """`add`, until the new state is there."""
+        self.state = self._add(self.state, steps)
+        return jax.block_until_ready(self.state)
+
+
+def _trajectories(workload: Workload, environments: int) -> tuple[Any, Any]:
+    """An empty state, and `add` compiled so that it reuses the state it is given."""
+    buffer = _trajectory_buffer(workload, environments, 32)
+    rows = make_rows(workload.columns, 1)
+    one = {name: jnp.asarray(cells[0]) for name, cells in rows.items()}
+    return jax.jit(buffer.init)(one), jax.jit(buffer.add, donate_argnums=0)
+
+
+def _trajectory_buffer(workload: Workload, environments: int, sequences: int) -> Any:
+    return fbx.make_trajectory_buffer(
+        add_batch_size=environments,
+        sample_batch_size=sequences,
+        sample_sequence_length=LENGTH,
+        period=1,
+        min_length_time_axis=LENGTH,
+        max_length_time_axis=workload.rows // environments,
+    )
+
+
+ADAPTERS = {
+    "transitions": Flashbax,
+    "sequences": FlashbaxSequences,
+    "environments": FlashbaxEnvironments,
+}

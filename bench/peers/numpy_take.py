@@ -23,7 +23,7 @@ class NumpyTake(Adapter):
 
     def fill(self) -> None:
         """Repeat a few rows until the arrays are full."""
-        some = make_rows(self.workload, 256)
+        some = make_rows(self.workload.columns, 256)
         for name, cells in some.items():
             full = np.empty((self.workload.rows, *cells.shape[1:]), cells.dtype)
             for start in range(0, self.workload.rows, 256):

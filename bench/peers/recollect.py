@@ -11,6 +11,12 @@ import numpy as np
 import recollect as rc
 from bench.adapter import POOL, Adapter, Call, Transitions
 from bench.data import Rows, make_priorities, make_rows
+from bench.peers.recollect_steps import (
+    RecollectEnvironments,
+    RecollectFrames,
+    RecollectGrowth,
+    RecollectSequences,
+)
 from bench.workloads.base import Operation, Workload
 
 DISTRIBUTIONS = ("recollect", "numpy", "numba", "pyarrow")
@@ -52,7 +58,7 @@ class Recollect(Transitions):
     def spread(self) -> None:
         """Replace every row once, with priorities that differ."""
         rows, n = self.workload.rows, min(self.workload.rows, 8192)
-        some = make_rows(self.workload, n)
+        some = make_rows(self.workload.columns, n)
         for seed in range(-(-rows // n)):
             self.table.insert(some, priority=make_priorities(n, seed))
         self.table.sample(1)  # indexes are made when they are first needed
@@ -89,7 +95,7 @@ class Growth(Adapter):
             return Call(lambda: table.count(where), 1)
         sampler = rc.StalestFirst() if "Stalest" in operation.verb else rc.Fifo()
         table = self._table(operation, sampler)
-        some = make_rows(self.workload, 64)
+        some = make_rows(self.workload.columns, 64)
         versions = itertools.count(operation.size)
 
         def put_back() -> None:
@@ -107,7 +113,7 @@ class Growth(Adapter):
                 partition_by=("task",),
                 seed=0,
             )
-            rows = make_rows(self.workload, self.CHUNK)
+            rows = make_rows(self.workload.columns, self.CHUNK)
             random = np.random.default_rng(0)
             for chunk in range(operation.size // self.CHUNK):
                 versions: Any = chunk  # weights after step k are version k, so versions rise
@@ -118,4 +124,11 @@ class Growth(Adapter):
         return self.tables[key]
 
 
-ADAPTERS = {"transitions": Recollect, "growth": Growth}
+ADAPTERS = {
+    "transitions": Recollect,
+    "growth": Growth,
+    "sequences": RecollectSequences,
+    "steps growth": RecollectGrowth,
+    "environments": RecollectEnvironments,
+    "frames": RecollectFrames,
+}

@@ -13,11 +13,15 @@ from reverb import structured_writer
 
 from bench.adapter import POOL, Transitions
 from bench.data import Rows, make_priorities, make_rows
+from bench.episodes import make_steps
+from bench.steps import Sequences
 from bench.workloads.base import Workload
+from bench.workloads.w5 import LENGTH, STRETCH
 
 DISTRIBUTIONS = ("dm-reverb", "tensorflow", "numpy")
 TABLE = "rows"
 IN_FLIGHT = 128
+PERIOD = 32  # steps between the starts of sequences
 
 
 class Reverb(Transitions):
@@ -131,7 +135,7 @@ class Reverb(Transitions):
         return self.datasets[n]
 
     def _writer(self) -> Any:
-        step = {name: cells[0] for name, cells in make_rows(self.workload, 1).items()}
+        step = {name: cells[0] for name, cells in make_rows(self.workload.columns, 1).items()}
         pattern = structured_writer.pattern_from_transform(
             structured_writer.create_reference_step(step),
             lambda steps: {name: cells[-1:] for name, cells in steps.items()},
@@ -140,4 +144,79 @@ class Reverb(Transitions):
         return self.client.structured_writer([config])
 
 
-ADAPTERS = {"transitions": Reverb}
+class ReverbSequences(Sequences):
+    """An item of 64 steps every 32 steps of an episode, as agents with memory use Reverb.
+
+    An item for every start would multiply the items by 32; it draws from those that were made.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        table = reverb.Table(
+            name=TABLE,
+            sampler=reverb.selectors.Uniform(),
+            remover=reverb.selectors.Fifo(),
+            max_size=max(1, int(workload.rows * _items_per_step(workload))),
+            rate_limiter=reverb.rate_limiters.MinSize(1),
+            signature={
+                column.name: tf.TensorSpec([LENGTH, *column.shape], column.dtype)
+                for column in workload.columns
+            },
+        )
+        self.server = reverb.Server([table])
+        self.address = f"localhost:{self.server.port}"
+        self.writer = reverb.Client(self.address).trajectory_writer(LENGTH)
+        self.datasets: dict[int, Iterator[Any]] = {}
+        self.in_episode = 0
+
+    def close(self) -> None:
+        """Stop readers, then the writer, then the server."""
+        self.datasets.clear()
+        self.writer.close()
+        self.server.stop()
+
+    def note(self) -> str:
+        """Where its server runs and what its items are."""
+        return (
+            "Reverb: server in the client's process; samples are prefetched by its dataset; an "
+            f"item every {PERIOD} steps, so that it draws from 1/{PERIOD} of the starts"
+        )
+
+    def convert(self, steps: Rows) -> Any:
+        """A dict for each step."""
+        return [{name: cells[i] for name, cells in steps.items()} for i in range(STRETCH)]
+
+    def insert(self, stretch: Any) -> object:
+        """Append each step, make items on the way, and wait until they have arrived."""
+        writer = self.writer
+        for step in stretch:
+            writer.append(step)
+            self.in_episode += 1
+            if self.in_episode >= LENGTH and self.in_episode % PERIOD == 0:
+                history = writer.history
+                trajectory = {name: history[name][-LENGTH:] for name in step}
+                writer.create_item(TABLE, 1.0, trajectory)
+            if step["done"]:
+                writer.end_episode()
+                self.in_episode = 0
+        writer.flush()
+        return None
+
+    def draw(self, n: int) -> object:
+        """The next batch of the dataset as NumPy arrays, with keys."""
+        if n not in self.datasets:
+            dataset = reverb.TrajectoryDataset.from_table_signature(
+                self.address, TABLE, max_in_flight_samples_per_worker=IN_FLIGHT
+            )
+            self.datasets[n] = iter(dataset.batch(n))
+        batch = next(self.datasets[n])
+        return {name: cells.numpy() for name, cells in batch.data.items()}, batch.info.key.numpy()
+
+
+def _items_per_step(workload: Workload) -> float:
+    done = make_steps(workload.columns)["done"]
+    lengths = np.diff(np.flatnonzero(done), prepend=-1)
+    return float(((lengths - LENGTH) // PERIOD + 1).sum() / len(done))
+
+
+ADAPTERS = {"transitions": Reverb, "sequences": ReverbSequences}

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
+from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
 from bench.adapter import Transitions
 from bench.data import Rows, make_priorities
+from bench.steps import Environments
 from bench.workloads.base import Workload
+from bench.workloads.w5_environments import ENVIRONMENTS
 
 DISTRIBUTIONS = ("tianshou", "torch", "numba", "numpy")
 
@@ -76,4 +78,27 @@ class Tianshou(Transitions):
         self.buffer.update_weight(np.arange(rows), make_priorities(rows))
 
 
-ADAPTERS = {"transitions": Tianshou}
+class TianshouEnvironments(Environments):
+    """`VectorReplayBuffer`, a buffer for each environment."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self.buffer = VectorReplayBuffer(workload.rows, ENVIRONMENTS)
+
+    def convert(self, steps: Rows) -> Any:
+        """A Batch."""
+        return Batch(
+            obs=steps["obs"],
+            act=steps["action"],
+            rew=steps["reward"],
+            terminated=steps["done"],
+            truncated=np.zeros(ENVIRONMENTS, bool),
+            obs_next=steps["next_obs"],
+        )
+
+    def insert(self, steps: Any) -> object:
+        """`add` of one step of every environment."""
+        return self.buffer.add(steps)
+
+
+ADAPTERS = {"transitions": Tianshou, "environments": TianshouEnvironments}

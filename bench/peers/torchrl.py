@@ -16,9 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.adapter import Transitions
+from bench.adapter import Call, Transitions
 from bench.data import Rows, make_priorities
-from bench.workloads.base import Workload
+from bench.steps import Environments, Sequences
+from bench.torch_threads import TorchThreads
+from bench.workloads.base import Operation, Workload
+from bench.workloads.w5 import CACHED, LENGTH
+from bench.workloads.w5_environments import ENVIRONMENTS
 
 sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_NOW | os.RTLD_LAZY)
 
@@ -27,14 +31,14 @@ from torchrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
 from torchrl.data.replay_buffers.samplers import (  # noqa: E402
     PrioritizedSampler,
     RandomSampler,
+    SliceSampler,
     SumSegmentTreeFp32,
 )
 
 DISTRIBUTIONS = ("torchrl", "tensordict", "torch", "numpy")
-DEFAULT_THREADS = torch.get_num_threads()
 
 
-class TorchRL(Transitions):
+class TorchRL(TorchThreads, Transitions):
     """`ReplayBuffer` over a `LazyTensorStorage`, without prefetching threads."""
 
     def __init__(self, workload: Workload) -> None:
@@ -46,14 +50,6 @@ class TorchRL(Transitions):
             sampler = RandomSampler()
         storage = LazyTensorStorage(workload.rows)
         self.buffer = ReplayBuffer(storage=storage, sampler=sampler)
-
-    def thread_counts(self) -> tuple[int, ...]:
-        """torch's default and one: waiting for its second thread can cost more than it saves."""
-        return tuple(sorted({1, DEFAULT_THREADS}))
-
-    def set_threads(self, count: int) -> None:
-        """For the operations inside torch."""
-        torch.set_num_threads(count)
 
     def note(self) -> str:
         """How its extension was loaded."""
@@ -98,6 +94,70 @@ class TorchRL(Transitions):
         self.buffer.update_priority(torch.arange(rows), torch.from_numpy(make_priorities(rows)))
 
 
+class TorchRLSequences(TorchThreads, Sequences):
+    """`SliceSampler` over the same storage, without and with its cache of where episodes end.
+
+    It draws an episode first and a start in it second, so starts in short episodes are likelier.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        storage = LazyTensorStorage(workload.rows)
+        self.buffer = ReplayBuffer(storage=storage, sampler=self._sampler(cached=False))
+        self.cached = ReplayBuffer(storage=storage, sampler=self._sampler(cached=True))
+
+    def note(self) -> str:
+        """How its sampler is set up."""
+        return (
+            "TorchRL: `SliceSampler` by end marks, strict lengths; any insert empties its cache, "
+            "which is off but in the line that says so; episodes are drawn with equal chances"
+        )
+
+    def convert(self, steps: Rows) -> Any:
+        """A TensorDict."""
+        return _tensors(steps, [len(steps["done"])])
+
+    def insert(self, stretch: Any) -> object:
+        """`extend`."""
+        return self.buffer.extend(stretch)
+
+    def draw(self, n: int) -> object:
+        """A TensorDict of n * 64 steps, and a dict with indices and marks."""
+        return self.buffer.sample(n * LENGTH, return_info=True)
+
+    def other(self, operation: Operation) -> Call:
+        """Draws between which nothing is inserted, so that its cache stays."""
+        if operation.verb != CACHED:
+            return super().other(operation)
+        steps = operation.size * LENGTH
+        return Call(lambda: self.cached.sample(steps, return_info=True), steps)
+
+    def _sampler(self, *, cached: bool) -> Any:
+        return SliceSampler(slice_len=LENGTH, end_key="done", cache_values=cached)
+
+
+class TorchRLEnvironments(TorchThreads, Environments):
+    """A storage of two dimensions, time and environments."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        storage = LazyTensorStorage(workload.rows, ndim=2)
+        self.buffer = ReplayBuffer(storage=storage, sampler=RandomSampler())
+
+    def convert(self, steps: Rows) -> Any:
+        """A TensorDict of one time and all environments."""
+        whole = {name: cells[None] for name, cells in steps.items()}
+        return _tensors(whole, [1, ENVIRONMENTS])
+
+    def insert(self, steps: Any) -> object:
+        """`extend`."""
+        return self.buffer.extend(steps)
+
+
+def _tensors(rows: Rows, size: list[int]) -> Any:
+    return TensorDict({name: torch.from_numpy(cells) for name, cells in rows.items()}, size)
+
+
 def _check_tree() -> None:
     """The extension computes what it should, although it was built for another torch."""
     tree = SumSegmentTreeFp32(1000)
@@ -109,4 +169,8 @@ def _check_tree() -> None:
         raise RuntimeError("TorchRL's compiled sum tree gives wrong answers with this torch")
 
 
-ADAPTERS = {"transitions": TorchRL}
+ADAPTERS = {
+    "transitions": TorchRL,
+    "sequences": TorchRLSequences,
+    "environments": TorchRLEnvironments,
+}

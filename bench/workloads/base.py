@@ -26,13 +26,29 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Against:
+    """A peer with a bound of its own; `of` is its operation, where that is another one."""
+
+    peer: str
+    must: float | None = None
+    aim: float | None = None
+    of: str = ""
+
+
+@dataclass(frozen=True)
 class Operation:
-    """One thing to time: a verb over `size` items, and the ratio to the best peer it must reach."""
+    """One thing to time: a verb over `size` items, and the ratio to the best peer it must reach.
+
+    `only` limits the implementations that are asked for it; each of `against` is judged in a line
+    of its own.
+    """
 
     verb: str
     size: int
     must: float | None = None
     aim: float | None = None
+    only: tuple[str, ...] = ()
+    against: tuple[Against, ...] = ()
 
     @property
     def name(self) -> str:
@@ -55,7 +71,8 @@ class Workload:
     """Rows, how many, and the operations that are timed on a full buffer.
 
     `kind` picks the adapter class in a peer's module; `together` says whether the workers of all
-    implementations fit into memory at once. `only` limits the implementations.
+    implementations fit into memory at once. `only` limits the implementations; `unit` is what a
+    rate counts. `most_bytes` bounds Recollect's memory beyond the payload, per row.
     """
 
     name: str
@@ -70,6 +87,8 @@ class Workload:
     together: bool = True
     only: tuple[str, ...] = ()
     floors: tuple[Floor, ...] = field(default=())
+    unit: str = "items"
+    most_bytes: int | None = None
 
     @property
     def payload(self) -> int:

@@ -19,6 +19,7 @@ WORKLOAD = Workload(
     columns=TRANSITION,
     rows=1_000_000,
     prioritized=True,
+    most_bytes=64,
     operations=(
         Operation("insert", 1, must=2.5, aim=3),
         Operation("insert", 64, must=1.5, aim=2),

@@ -39,6 +39,11 @@ from recollect.info import Info, Lease
 from recollect.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
 from recollect.query import Query, field, parse
 from recollect.ragged import Ragged
+from recollect.replay.buffer import ReplayBuffer
+from recollect.replay.hindsight import Hindsight
+from recollect.replay.loaders import load_minari
+from recollect.replay.mixing import mix
+from recollect.replay.recorder import Recorder
 from recollect.schema import Column
 from recollect.selectors import (
     Fifo,
@@ -73,6 +78,7 @@ __all__ = [
     "Fifo",
     "Follower",
     "FreshestFirst",
+    "Hindsight",
     "Info",
     "Inserted",
     "InvalidValue",
@@ -95,7 +101,9 @@ __all__ = [
     "Ragged",
     "RaggedTensor",
     "RecollectError",
+    "Recorder",
     "Removed",
+    "ReplayBuffer",
     "Returned",
     "SampleToInsertRatio",
     "SchemaError",
@@ -114,5 +122,7 @@ __all__ = [
     "WaitTimeout",
     "errors",
     "field",
+    "load_minari",
+    "mix",
     "parse",
 ]

@@ -5,7 +5,6 @@ Neither package is imported before a call asks for it; without it the error name
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from recollect.cells import Array
 from recollect.columns import ColumnData, Columns, Mask, as_column, check_flat_names, nest, spread
 from recollect.errors import SchemaError
+from recollect.optional import optional
 from recollect.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def to_pandas(columns: Columns) -> pd.DataFrame:
     """`Columns.to_pandas`."""
-    pandas, present = _optional("pandas"), columns.present
+    pandas, present = optional("pandas"), columns.present
     frame: pd.DataFrame = pandas.DataFrame(
         {name: _series(pandas, c, present.get(name)) for name, c in columns.columns.items()}
     )
@@ -96,7 +96,7 @@ class RaggedTensor(NamedTuple):
 
 def to_torch(columns: Columns, device: Any, pin_memory: bool) -> dict[str, Any]:
     """`Columns.to_torch`."""
-    torch = _optional("torch")
+    torch = optional("torch")
 
     def tensor(name: str, array: Array) -> Any:
         made = _tensor(torch, name, array)
@@ -124,12 +124,3 @@ def _tensor(torch: Any, name: str, array: Array) -> Any:
     if dtype is None or not dtype.is_floating_point:
         raise SchemaError(f"column {name!r} is {array.dtype.name}, which torch does not have")
     return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(dtype)
-
-
-def _optional(package: str) -> Any:
-    try:
-        return import_module(package)
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"this call needs {package}, which is not installed: pip install 'recollect[{package}]'"
-        ) from error

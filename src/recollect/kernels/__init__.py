@@ -3,38 +3,65 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 _lock = threading.Lock()
-_loaded: Any = None
+_loaded: dict[str, Any] = {}  # by family
+_fits: Any = None
 
 
 def load() -> Any:
-    """Compile the kernels, or read them from the cache, once per process.
+    """Compile the kernels of tables, or read them from the cache, once per process.
 
     Returns the entry points. Never called under a table's lock.
     """
-    global _loaded
-    if _loaded is not None:
-        return _loaded
+    return _loaded.get("tables") or _load("tables", _tables)
+
+
+def load_steps() -> Any:
+    """The same for the kernels of steps and episodes, which tables do not need."""
+    return _loaded.get("steps") or _load("steps", _steps)
+
+
+def _tables() -> Any:
+    from recollect.kernels import items, rows
+
+    return SimpleNamespace(items=items, rows=rows)
+
+
+def _steps() -> Any:
+    from recollect.kernels import rows, steps, steps_episodes, steps_reading, steps_starts
+
+    return SimpleNamespace(
+        rows=rows,
+        steps=steps,
+        episodes=steps_episodes,
+        reading=steps_reading,
+        starts=steps_starts,
+    )
+
+
+def _load(family: str, make: Callable[[], Any]) -> Any:
+    global _fits
     with _lock:
-        if _loaded is None:
+        if family not in _loaded:
             from recollect.kernels.compile import compiling
 
-            with compiling("tables"):
-                from recollect.kernels import items, rows
-
-            _check_objects(rows)
-            _loaded = SimpleNamespace(items=items, rows=rows)
-    return _loaded
+            with compiling(family):
+                made = make()
+            _check_objects(made.rows)
+            _fits = made.rows.rows_that_fit
+            _loaded[family] = made
+    return _loaded[family]
 
 
 def rows_that_fit() -> Any:
     """The kernel of this name, None until kernels are loaded."""
-    return None if _loaded is None else _loaded.rows.rows_that_fit
+    return _fits
 
 
 def expected_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[int]:
