@@ -54,7 +54,7 @@ def _measure(workload: Workload) -> Iterator[Part]:
     sampler: Any = rc.Prioritized(alpha=0.6, beta=0.4) if workload.prioritized else rc.Uniform()
     table = rc.Table("anatomy", capacity=workload.rows, sampler=sampler, seed=0)
     chunk = 8192
-    rows = make_rows(workload, chunk)
+    rows = make_rows(workload.columns, chunk)
     for seed in range(2 * workload.rows // chunk):
         table.insert(rows, priority=make_priorities(chunk, seed))
     table.sample(1)
@@ -70,13 +70,13 @@ def _measure(workload: Workload) -> Iterator[Part]:
                 spent.clear()
                 for _ in range(ROUNDS * CALLS):
                     call()
-            kernels = {name: sum(v) / (ROUNDS * CALLS) * 1e6 for name, v in spent.items()}
+            kernels = {name: statistics.median(v) * 1e6 for name, v in spent.items()}
             yield Part(f"{workload.name} {operation.name}", total, kernels, floor)
 
 
 def _call(table: Any, workload: Workload, verb: str, n: int) -> Callable[[], object]:
     if verb == "insert":
-        some = itertools.cycle([make_rows(workload, n, seed) for seed in range(16)])
+        some = itertools.cycle([make_rows(workload.columns, n, seed) for seed in range(16)])
         return lambda: table.insert(next(some))
     if verb == "sample":
         return lambda: table.sample(n)
@@ -137,7 +137,7 @@ class _Floors:
         self._nodes = np.ones((workload.rows // 16, 16))
         self._records = np.ones((workload.rows, 4))
         self._rows = np.ones((workload.rows, workload.payload), np.uint8)
-        self._touch, self._copy = _loops()
+        self._touch = _touch_loop()
         self._places = [
             self._random.integers(0, workload.rows, 4096).astype(np.int64) for _ in range(97)
         ]
@@ -162,14 +162,14 @@ class _Floors:
                 self._touch(self._nodes, places >> 4)
             self._touch(self._records, places)
             if verb != "update":
-                self._copy(self._rows, places, into)
+                np.take(self._rows, places, axis=0, out=into, mode="clip")
             if verb == "sample+update":
                 self._touch(self._nodes, places >> 4)
 
         return run
 
 
-def _loops() -> tuple[Any, Any]:
+def _touch_loop() -> Any:
     import numba
 
     @numba.njit(error_model="numpy")
@@ -181,9 +181,4 @@ def _loops() -> tuple[Any, Any]:
                 total += memory[place, word]
         return total
 
-    @numba.njit(error_model="numpy")
-    def copy(memory: Any, places: Any, into: Any) -> None:
-        for i in range(places.size):
-            into[i] = memory[places[i]]
-
-    return touch, copy
+    return touch

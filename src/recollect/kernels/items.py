@@ -108,6 +108,7 @@ SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
 AHEAD = 24  # items between a prefetch and its use
+NEAR = 8  # the same, where an item needs many lines
 
 
 # -- slots and keys -----------------------------------------------------------------------------
@@ -240,6 +241,7 @@ def find_slots(items, keys, slots):
         if i < n:  # ask for a record some turns before it is read
             slots[i] = _home(items, keys[i])
             prefetch(items[A_RECORD] + 32 * slots[i])
+            prefetch(items[A_PMAX] + 8 * (slots[i] >> 4))
         if i >= AHEAD:
             slot, key = slots[i - AHEAD], keys[i - AHEAD]
             if states[32 * slot + STATE] == FREE or words[4 * slot] != key:
@@ -718,13 +720,22 @@ def write_priorities(items, slots, values, n):
     """
     priorities = float64_at(items[A_RECORD])
     states = int8_at(items[A_RECORD])
+    maxima = float64_at(items[A_PMAX])
     visible = 0
-    for i in range(n):
-        slot = slots[i]
-        value = values[i] if values.size > 1 else values[0]
+    for turn in range(n + NEAR):
+        if turn < n and items[A_PMAX] != 0:
+            slot = slots[turn]
+            if priorities[4 * slot + PRIORITY] >= maxima[slot >> 4]:  # its 16 will be read
+                for line in range(0, 16 * 32, 64):
+                    prefetch(items[A_RECORD] + 16 * 32 * (slot >> 4) + line)
+        if turn < NEAR:
+            continue
+        slot = slots[turn - NEAR]
+        value = values[turn - NEAR] if values.size > 1 else values[0]
         old = priorities[4 * slot + PRIORITY]
         priorities[4 * slot + PRIORITY] = value
-        _follow_priority(items, slot, old, value)
+        if items[A_PMAX] != 0 and max(old, value) >= maxima[slot >> 4]:
+            _follow_priority(items, slot, old, value)
         if states[32 * slot + STATE] == VISIBLE:
             slots[visible] = slot
             visible += 1
