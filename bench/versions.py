@@ -75,6 +75,22 @@ PEERS: tuple[Peer, ...] = (
         distributions=("ray", "torch", "numpy"),
         kinds=("sequences",),
     ),
+    Peer(
+        name="ray",
+        title="Ray actor",
+        python="3.11",
+        steps=(("ray==2.60.0", NUMPY),),
+        distributions=("ray", "numpy"),
+        kinds=("rollouts", "rollout churn"),
+    ),
+    Peer(
+        name="transferqueue",
+        title="TransferQueue",
+        python="3.11",
+        steps=((TORCH,), (TORCH, "TransferQueue==0.1.11", "ray==2.60.0")),
+        distributions=("TransferQueue", "ray", "torch", "tensordict", "numpy"),
+        kinds=("rollouts", "rollout churn"),
+    ),
 )
 
 

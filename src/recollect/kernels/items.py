@@ -524,28 +524,33 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     numbers = float64_at(items[A_RECORD])
     times = int32_at(items[A_RECORD])
     inserted = float64_at(items[A_INSERTED])
+    sizes = int64_at(items[A_NBYTES])
     slot = x[HEAD]
     tail = x[TAIL]
+    key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
     home = items[COUNTER] % items[SLOTS]
+    left, leaving = np.int64(-1), np.int64(0)  # the segment of the last rows that left, how many
+    sampled = np.int64(0)
     for i in range(n):
         after = np.int64(following[slot])
         if items[DISPLACED] > 0 and _home(items, np.uint64(records[4 * slot + KEY])) != slot:
             _hash_remove(items, slot)
-        old_size = nbytes_of(items, slot)
         segment = records[4 * slot + LOCATION] >> 32
-        _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, segment, 1)
-        key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
-        items[COUNTER] += 1
+        if segment != left:
+            if leaving > 0:
+                _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
+            left, leaving = segment, np.int64(0)
+        leaving += 1
         records[4 * slot + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)
         home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
-        size = nbytes[i] if nbytes.size > 1 else nbytes[0]
-        if items[A_NBYTES] != 0:
-            int64_at(items[A_NBYTES])[slot] = size
-        items[PAYLOAD] += size - old_size
+        if items[A_NBYTES] != 0:  # else every row has the same size
+            size = nbytes[i] if nbytes.size > 1 else nbytes[0]
+            items[PAYLOAD] += size - sizes[slot]
+            sizes[slot] = size
         records[4 * slot + LOCATION] = locations[i] if locations.size > 1 else locations[0] + i
-        items[SAMPLED] -= times[8 * slot + TIMES]
+        sampled += times[8 * slot + TIMES]
         times[8 * slot + TIMES] = 0
         inserted[slot] = now
         priority = priorities[i] if priorities.size > 1 else priorities[0]
@@ -554,11 +559,15 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
             numbers[4 * slot + PRIORITY] = priority
             _follow_priority(items, slot, old, priority)
         keys_out[i] = key
+        key += np.uint64(1)
         slots[i] = slot
         following[tail] = slot
         previous[slot] = tail
         tail = slot
         slot = after
+    _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
+    items[COUNTER] += n
+    items[SAMPLED] -= sampled
     following[tail] = -1
     x[TAIL] = tail
     x[HEAD] = slot

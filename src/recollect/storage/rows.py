@@ -77,6 +77,8 @@ class RowStore:
         self._next_size = SMALLEST
         self._limit = LARGEST
         self._segments: list[Segment | None] = []
+        self._buffers: list[NDArray[np.uint8] | None] = []  # by number, as the directory has them
+        self._free: list[int] = []  # numbers of segments that were dropped
         self._open: Segment | None = None
         self.allocated = 0
         self.opened = 0
@@ -129,6 +131,8 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride
         if segment is None or segment.tail - segment.rows * self.stride < need:
+            if per_item is ONE_ROW:
+                return self._append_rows(rows), self._row_bytes
             return self._append_split(rows, per_item, items, None)
         location = (segment.number << 32) | segment.rows
         self._write(segment, rows, 0, rows.count)
@@ -156,6 +160,20 @@ class RowStore:
         if items > 1:
             return self._locations(location, np.broadcast_to(per_item, items)), payload
         return np.array([location], np.int64), payload
+
+    def _append_rows(self, rows: Rows) -> Ints:
+        """Store rows of one size, each an item, over several segments."""
+        locations = np.empty(rows.count, np.int64)
+        done = 0
+        while done < rows.count:
+            segment = self._segment_with_room(self.stride)
+            room = (segment.tail - segment.rows * self.stride) // self.stride
+            upto = min(done + room, rows.count)
+            first = (segment.number << 32) | segment.rows
+            locations[done:upto] = np.arange(first, first + upto - done)
+            self._write(segment, rows, done, upto)
+            done = upto
+        return locations
 
     def _append_split(
         self, rows: Rows, per_item: NDArray[np.int32], items: int, stored: Ints | None
@@ -224,10 +242,13 @@ class RowStore:
         self._seal()
         size = max(self._next_size, at_least + 64)
         self._next_size = min(2 * self._next_size, self._limit)
-        number = next((n for n, s in enumerate(self._segments) if s is None), len(self._segments))
-        if number == len(self._segments):
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = len(self._segments)
             self._segments.append(None)
-        self._grow_counts(number + 1)
+            self._buffers.append(None)
+            self._grow_counts(number + 1)
         segment = Segment(self._pool.bytes(size), number, self.opened + 1, self.stride)
         if self.tracking:
             segment.owners = np.full(segment.most, -1, np.int32)
@@ -252,10 +273,10 @@ class RowStore:
         else:
             entries = entries.copy()
         segment = self._segments[number]
+        self._buffers[number] = None if segment is None else segment.buffer
         if segment is not None:
             entries[number] = segment.base, self.stride, len(self.columns)
-        buffers = tuple(s.buffer if s is not None else None for s in self._segments)
-        self.directory = Directory(entries, buffers)
+        self.directory = Directory(entries, tuple(self._buffers))
 
     def _seal(self) -> None:
         if self._open is not None:
@@ -266,6 +287,7 @@ class RowStore:
 
     def _drop(self, segment: Segment) -> None:
         self._segments[segment.number] = None
+        self._free.append(segment.number)
         self._pool.keep(segment.buffer)
         self.sealed[segment.number] = 0
         self.allocated -= segment.buffer.size
