@@ -1,6 +1,13 @@
 """How Sphinx builds the documentation (`make docs`)."""
 
+import sys
 from importlib.metadata import version as installed_version
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+sys.path[:0] = [str(DOCS), str(DOCS.parent / "examples")]
+
+from pictures import draw_all  # noqa: E402  # needs the path above
 
 project = "Recollect"
 author = "The Recollect authors"
@@ -21,3 +28,5 @@ html_theme = "furo"
 html_title = f"Recollect {release}"
 html_copy_source = False
 html_show_sphinx = False
+
+draw_all(DOCS / "_pictures")  # what pages show as ../_pictures/*.svg; not committed

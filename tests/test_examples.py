@@ -1,7 +1,8 @@
-"""Runs the programs in examples/ as a user does, for a short time."""
+"""Runs the programs in examples/ as a user does, for a short time; agents must learn in it."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -10,7 +11,10 @@ import sys
 import termios
 from pathlib import Path
 
-DEMO = Path(__file__).parents[1] / "examples" / "demo.py"
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DEMO = EXAMPLES / "demo.py"
 SECTIONS = [
     "Throughput",
     "Priorities and",
@@ -82,3 +86,38 @@ def test_demo_ends_with_its_summary_when_interrupted() -> None:
     assert "stopped early" in output
     assert sections_of(output)[0] == "Throughput"
     assert sections_of(output)[-1] == "What to try next"
+
+
+@pytest.mark.parametrize(
+    ("program", "start", "learned"),
+    [
+        ("dqn_cartpole", 60, 120),  # a random policy gets 22, and seeds 0 to 9 reach 203 or more
+        ("recurrent_memory", 0.6, 0.9),  # without memory it is 0.5, and seeds 0 to 9 reach 1
+    ],
+)
+def test_an_agent_learns_in_its_short_version(
+    program: str, start: float, learned: float, tmp_path: Path
+) -> None:
+    plot, numbers = tmp_path / "curve.svg", tmp_path / "curve.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", str(EXAMPLES / f"{program}.py"), "--short"),
+            *("--seed", "1", "--plot", str(plot), "--numbers", str(numbers)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    scores = [score for _, score in json.loads(numbers.read_text("utf-8"))["points"]]
+    assert scores[0] < start, "it was good before it learned anything"
+    last = scores[-2:]
+    assert sum(last) / len(last) > learned, scores
+    assert "reached" in done.stdout
+    assert "<svg" in plot.read_text("utf-8")
+
+
+@pytest.mark.parametrize("program", ["dqn_cartpole", "recurrent_memory"])
+def test_an_agent_fits_on_some_pages(program: str) -> None:
+    lines = (EXAMPLES / f"{program}.py").read_text("utf-8").splitlines()
+    assert len(lines) < 200

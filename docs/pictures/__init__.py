@@ -1,0 +1,27 @@
+"""The pictures of the guides. `make docs` draws them, from buffers that it asks what they do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import learning_curve  # of examples/, which conf.py puts on the path
+
+from pictures.goals import draw_goals
+from pictures.next_rows import draw_next_rows
+from pictures.rings import draw_ring
+from pictures.sequences import draw_sequences
+
+DOCS = Path(__file__).parents[1]
+
+
+def draw_all(folder: Path) -> None:
+    """Draw every picture as SVG."""
+    folder.mkdir(exist_ok=True)
+    draw_ring(folder / "ring.svg")
+    draw_next_rows(folder / "next-rows.svg")
+    draw_sequences(folder / "sequences.svg")
+    draw_goals(folder / "goals.svg")
+    for numbers in sorted((DOCS / "curves").glob("*.json")):
+        curve = json.loads(numbers.read_text("utf-8"))
+        learning_curve.draw(curve, folder / f"{numbers.stem}.svg")
