@@ -177,7 +177,11 @@ class Table:
             )
         )
         self._gate = Gate(
-            self.name, self._clock, self._transaction, self._enter, self._leases.next_deadline
+            f"table {self.name!r}",
+            self._clock,
+            self._transaction,
+            self._enter,
+            self._leases.next_deadline,
         )
         if rows is not None:
             self._set_schema(rows, shared)

@@ -112,13 +112,13 @@ class Gate:
 
     def __init__(
         self,
-        name: str,
+        whose: str,
         clock: Clock,
         transaction: Callable[[], AbstractContextManager[Any]],
         enter: Callable[[], None],
         next_deadline: Callable[[], float],
     ) -> None:
-        self._name = name
+        self._whose = whose
         self._clock = clock
         self._transaction = transaction
         self._enter = enter
@@ -210,7 +210,7 @@ class Gate:
     ) -> None:
         if deadline < math.inf and self._clock.monotonic() >= deadline:
             raise WaitTimeout(
-                f"{what} on table {self._name!r} timed out after {timeout:g} s: {blocked.needs}"
+                f"{what} on {self._whose} timed out after {timeout:g} s: {blocked.needs}"
             )
 
     def _sleep(self, deadline: float) -> float | None:

@@ -145,7 +145,9 @@ class ReplayBuffer(Batched):
         self._lock = threading.RLock()
         self._closed = False
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._gate = Gate("replay", self._clock, self._transaction, self._enter, lambda: math.inf)
+        self._gate = Gate(
+            "this buffer", self._clock, self._transaction, self._enter, lambda: math.inf
+        )
         if schema is not None:
             self._store.set_schema(schema)
 
@@ -563,7 +565,7 @@ class ReplayBuffer(Batched):
                 "samples": counts.samples,
                 "removals": counts.removals,
                 "sample_calls": self._store.drawing.calls,
-                "cut_episodes": int(self._rings.now[sl.CUT]),
+                "overlong_episodes": int(self._rings.now[sl.CUT]),
                 "waiting_to_insert": len(self._gate.departures.waiters),
                 "waiting_to_sample": len(self._gate.arrivals.waiters),
             }

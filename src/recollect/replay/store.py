@@ -212,6 +212,11 @@ class StepStore:
         if inserts <= 0 and found >= distinct:
             return None
         needs = f"needs {many(distinct, noun)}, has {found}"
+        if noun == "transition" and len(self):
+            needs += (
+                f" among {many(len(self), 'step')}: one can be drawn once the observation after it "
+                "is there, from the next step or as final_obs"
+            )
         if inserts:
             needs += f"; limiter {self.limiter} needs {many(inserts, 'more insert')}"
         return Blocked(needs, max(inserts, 1))
