@@ -14,7 +14,8 @@ import pyarrow.parquet
 import pytest
 
 import recollect as rc
-from recollect.replay import loaders
+from recollect.replay import files, writing
+from recollect.replay import minari as minari_datasets
 
 FORMATS = ("arrow", "parquet")
 
@@ -116,7 +117,7 @@ def test_pieces_do_not_show(
 ) -> None:
     """A final observation may come a piece later than its step, and an environment may be split."""
     buffer = played(steps=900, seed=3)
-    monkeypatch.setattr(loaders, "PIECE_ROWS", piece)
+    monkeypatch.setattr(files, "PIECE_ROWS", piece)
     write(buffer, kind, tmp_path / "steps")
     assert_same(buffer, read(kind, tmp_path / "steps"))
 
@@ -162,7 +163,7 @@ def test_the_steps_of_a_file_are_those_of_one_moment(tmp_path: Path) -> None:
     """Inserts between two pieces do not show, though they overwrite everything."""
     buffer = played(steps=400)
     expected = buffer.to_arrow()
-    exported = loaders.Exported(buffer)
+    exported = writing.Exported(buffer)
     exported._piece = 50
     pieces = exported.pieces()
     found = [next(pieces)]
@@ -332,7 +333,7 @@ def test_a_file_is_whole_or_the_old_one(
     def fails(self: Any) -> Any:
         raise OSError("disk full")
 
-    monkeypatch.setattr(loaders.Exported, "pieces", fails)
+    monkeypatch.setattr(writing.Exported, "pieces", fails)
     with pytest.raises(OSError, match="disk full"):
         write(played(steps=90), kind, path)
     assert [p.name for p in tmp_path.iterdir()] == ["steps"]
@@ -476,8 +477,8 @@ def test_an_episode_without_an_end_counts_as_truncated(minari: Any) -> None:
         terminations = truncations = np.zeros(3, bool)
 
     buffer = rc.ReplayBuffer(9, seed=0)
-    loaders._add_episode(buffer, Episode)
-    loaders._add_episode(buffer, Episode)
+    minari_datasets._add_episode(buffer, Episode)
+    minari_datasets._add_episode(buffer, Episode)
     assert buffer.episodes()["complete"].tolist() == [True, True]
     assert (buffer.sample(6, replace=False, timeout=0)["discount"] > 0).all()
 

@@ -41,7 +41,7 @@ from recollect.query import Query, field, parse
 from recollect.ragged import Ragged
 from recollect.replay.buffer import ReplayBuffer
 from recollect.replay.hindsight import Hindsight
-from recollect.replay.loaders import load_minari
+from recollect.replay.minari import load_minari
 from recollect.replay.mixing import mix
 from recollect.replay.recorder import Recorder
 from recollect.schema import Column

@@ -11,18 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.kernels.compile import inner
-from recollect.kernels.indexes import (
-    _order_remove,
-    comes_before,
-    order_first,
-    place_of,
-    pop_many,
-    set_weight,
-    slot_at,
-    swap_members,
-    unit_of,
-    unlink_first,
-)
+from recollect.kernels.indexes import place_of, set_weight, slot_at, swap_members, unit_of
 from recollect.kernels.layout import (
     A_MEMBERS,
     A_RECORD,
@@ -36,6 +25,13 @@ from recollect.kernels.layout import (
     UNIFORM,
     VISITS,
     WEIGHT,
+)
+from recollect.kernels.orders import (
+    comes_before,
+    order_first,
+    order_remove,
+    pop_many,
+    unlink_first,
 )
 from recollect.kernels.random import next_below, next_unit
 from recollect.kernels.raw import float64_at, int32_at, prefetch
@@ -97,7 +93,7 @@ def pop_first(items, table, rows):
         first = order_first(items, table[row])
         if first >= 0 and (best < 0 or comes_before(items, table[row], first, best)):
             best, best_row = first, row
-    _order_remove(items, table[best_row], best)
+    order_remove(items, table[best_row], best)
     return best
 
 

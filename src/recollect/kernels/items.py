@@ -22,9 +22,7 @@ from recollect.kernels.indexes import (
     CHANGE,
     REMOVE,
     change_index,
-    nbytes_of,
     place_of,
-    rows_of,
     unit_of,
 )
 from recollect.kernels.layout import (
@@ -88,6 +86,7 @@ from recollect.kernels.layout import (
     VISITS,
     WEIGHT,
 )
+from recollect.kernels.orders import nbytes_of, rows_of
 from recollect.kernels.power import power
 from recollect.kernels.raw import (
     float64_at,

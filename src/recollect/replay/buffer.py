@@ -22,7 +22,7 @@ from recollect.errors import InvalidValue, TableClosed, shown
 from recollect.kernels import steps_layout as sl
 from recollect.limiters import Limiter, MinSize
 from recollect.query import Query, as_query, bind
-from recollect.replay import loaders
+from recollect.replay import reading, writing
 from recollect.replay.batches import Batched, BufferDraw, draw_of
 from recollect.replay.drawing import FIELDS, Drawing
 from recollect.replay.episodes import Rings
@@ -670,13 +670,13 @@ class ReplayBuffer(Batched):
         >>> buffer.to_arrow().select(["step", "reward", "terminated"]).to_pylist()[1]
         {'step': 1, 'reward': 2.0, 'terminated': True}
         """
-        return loaders.to_arrow(self, path, compression, progress)
+        return writing.to_arrow(self, path, compression, progress)
 
     def to_parquet(
         self, path: Any, *, compression: str | None = "zstd", progress: bool | None = None
     ) -> None:
         """Write every step to a Parquet file; rows are those of `to_arrow`."""
-        loaders.to_parquet(self, path, compression, progress)
+        writing.to_parquet(self, path, compression, progress)
 
     @classmethod
     def from_arrow(cls, source: Any, *, progress: bool | None = None, **options: Any) -> Self:
@@ -700,9 +700,9 @@ class ReplayBuffer(Batched):
         >>> rc.ReplayBuffer.from_arrow(table, seed=0).episodes()["length"]
         array([3])
         """
-        return loaders.from_arrow(cls, source, progress, options)
+        return reading.from_arrow(cls, source, progress, options)
 
     @classmethod
     def from_parquet(cls, path: Any, *, progress: bool | None = None, **options: Any) -> Self:
         """Make a buffer of a Parquet file; rows are as `from_arrow` wants them."""
-        return loaders.from_parquet(cls, path, progress, options)
+        return reading.from_parquet(cls, path, progress, options)
