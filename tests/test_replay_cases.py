@@ -730,6 +730,49 @@ def test_sampling_async_waits_as_well() -> None:
     assert len(asyncio.run(run())["obs"]) == 2
 
 
+def test_sequences_and_episodes_are_waited_for_in_asyncio_too() -> None:
+    buffer = buffer_of()
+
+    async def run() -> tuple[rc.Batch, rc.Batch]:
+        sequences = asyncio.create_task(buffer.sample_sequences_async(2, 3, timeout=30))
+        episodes = asyncio.create_task(buffer.sample_episodes_async(1, timeout=30))
+        await asyncio.sleep(0.01)
+        assert not sequences.done()
+        assert not episodes.done()
+        play(buffer, 3)
+        return await sequences, await episodes
+
+    sequences, episodes = asyncio.run(run())
+    assert sequences["obs"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert episodes["obs"].tolist() == [0, 1, 2]
+
+
+def test_steps_wait_for_the_limiter_in_asyncio_too() -> None:
+    limiter = rc.SampleToInsertRatio(ratio=1.0, min_size=1, error_buffer=2)
+    buffer = buffer_of(limiter=limiter)
+    play(buffer, 3)  # as many as go ahead of the samples
+
+    def step(number: float) -> dict[str, Any]:
+        return {"obs": np.float32(number), "action": 0, "reward": np.float32(0)}
+
+    async def run() -> tuple[int, np.ndarray]:
+        one = asyncio.create_task(buffer.add_async(**step(3)))
+        await asyncio.sleep(0.01)
+        assert not one.done()
+        await buffer.sample_async(1)
+        key = await one
+        columns = {name: np.array([cell]) for name, cell in step(4).items()}
+        more = asyncio.create_task(buffer.extend_async(env_ids=0, **columns))
+        await asyncio.sleep(0.01)
+        assert not more.done()
+        await buffer.sample_async(1)
+        return key, await more
+
+    key, keys = asyncio.run(run())
+    assert keys.tolist() == [key + 1]
+    assert len(buffer) == 5
+
+
 def test_the_limiter_counts_steps_and_draws() -> None:
     limiter = rc.SampleToInsertRatio(ratio=2.0, min_size=2, error_buffer=4)
     buffer = buffer_of(limiter=limiter)

@@ -402,6 +402,14 @@ class ReplayBuffer(Batched):
         chosen, bounds = self._run(attempt, True, timeout, f"sample_episodes({n})")
         return chosen.episodes(bounds)
 
+    async def sample_episodes_async(
+        self, n: int, *, replace: bool = True, timeout: float | None = None
+    ) -> Batch:
+        """The same as `sample_episodes`, for asyncio."""
+        attempt = self._sampling_episodes(n, replace)
+        chosen, bounds = await self._run_async(attempt, True, timeout, f"sample_episodes({n})")
+        return chosen.episodes(bounds)
+
     # -- what the calls above try under the lock --------------------------------------------------
     def _sampling(
         self, n: Any, where: Any, replace: Any
