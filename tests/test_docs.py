@@ -6,6 +6,7 @@ that begin with `# > ` show what the block prints, and are compared with what it
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,3 +100,21 @@ def test_blocks_are_found_with_their_lines() -> None:
         Block("python", "b = 2\n", 7),
         Block("sh", "ls\n", 10),
     ]
+
+
+def _scores(example: str) -> list[list[float]]:
+    """The learning curves that runs of an example wrote, one for each of the seeds 0 to 4."""
+    folder = ROOT / "docs" / "curves" / "seeds"
+    curves = [json.loads((folder / f"{example}-{seed}.json").read_text()) for seed in range(5)]
+    return [[score for _, score in curve["points"]] for curve in curves]
+
+
+def test_the_table_of_seeds_shows_what_the_runs_wrote() -> None:
+    quarters = [scores[-(len(scores) // 4) :] for scores in _scores("dqn_cartpole")]
+    shown = " | ".join(f"{sum(last) / len(last):.0f}" for last in quarters)
+    assert f"| score | {shown} |" in (ROOT / "docs/guides/transitions.md").read_text()
+
+
+def test_the_recurrent_agent_is_right_where_its_page_says_so() -> None:
+    for scores in _scores("recurrent_memory"):
+        assert set(scores[len(scores) // 2 :]) == {1.0}
