@@ -23,6 +23,7 @@ from recollect.effects import (
     Updated,
 )
 from recollect.errors import (
+    BufferFull,
     ConfigError,
     InvalidValue,
     LeaseExpired,
@@ -39,6 +40,12 @@ from recollect.info import Info, Lease
 from recollect.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
 from recollect.query import Query, field, parse
 from recollect.ragged import Ragged
+from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.events import Event
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.rollout import Rollout, Status
+from recollect.rollouts.staleness import Staleness
 from recollect.schema import Column
 from recollect.selectors import (
     Fifo,
@@ -66,13 +73,17 @@ __all__ = [
     "Amended",
     "ArrowBatch",
     "Batch",
+    "BufferFull",
     "Clock",
     "Column",
     "ConfigError",
     "Effect",
+    "Event",
     "Fifo",
     "Follower",
     "FreshestFirst",
+    "Group",
+    "Groups",
     "Info",
     "Inserted",
     "InvalidValue",
@@ -97,17 +108,22 @@ __all__ = [
     "RecollectError",
     "Removed",
     "Returned",
+    "Rollout",
+    "RolloutBuffer",
     "SampleToInsertRatio",
     "SchemaError",
     "Selector",
     "Smallest",
     "SnapshotError",
     "Stack",
+    "Staleness",
     "StalestFirst",
+    "Status",
     "Store",
     "SystemClock",
     "Table",
     "TableClosed",
+    "TakenBatch",
     "Uniform",
     "UnknownKey",
     "Updated",

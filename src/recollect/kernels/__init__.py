@@ -10,6 +10,7 @@ import numpy as np
 
 _lock = threading.Lock()
 _loaded: Any = None
+_tokens: Any = None
 
 
 def load() -> Any:
@@ -30,6 +31,22 @@ def load() -> Any:
             _check_objects(rows)
             _loaded = SimpleNamespace(items=items, rows=rows)
     return _loaded
+
+
+def load_tokens() -> Any:
+    """The kernels of rollouts, loaded when a rollout buffer is made: tables do not pay for them."""
+    global _tokens
+    if _tokens is not None:
+        return _tokens
+    with _lock:
+        if _tokens is None:
+            from recollect.kernels.compile import compiling
+
+            with compiling():
+                from recollect.kernels import tokens
+
+            _tokens = tokens
+    return _tokens
 
 
 def rows_that_fit() -> Any:
