@@ -190,6 +190,7 @@ class Gone:
     reason: str
     key: int | None
     group: ModelGroup
+    arrived: bool = False  # it was retried when it came: the event has the group that was put
 
 
 KINDS = {"taken": "taken", "trained": "confirmed", "expired": "expired"}
@@ -325,6 +326,7 @@ class Model:
         if replaced is not None and replaced.lease is not None:
             raise Refused
         before = copy.deepcopy(self.account(group.task))
+        retried = before.retried
         if self.expire(group, stored=False)[1]:
             self.account(group.task).put += 1
             self.use_promise(group.task)
@@ -347,6 +349,8 @@ class Model:
         group.arrival = self.arrivals
         group.priority = max((g.priority for g in self.groups), default=1.0)
         self.groups.append(group)
+        if self.account(group.task).retried > retried:
+            self.events.append(Gone("retried", "expired", None, group, arrived=True))
         return group
 
     def use_promise(self, task: str) -> None:

@@ -281,6 +281,20 @@ def test_capacity_in_bytes_follows_the_overflow(overflow):
     assert buffer.nbytes <= 3000
 
 
+def test_a_put_that_waits_for_leased_bytes_drops_nothing():
+    buffer = made(capacity_bytes=3000, overflow="drop_stalest")
+    for name in "abcd":
+        buffer.put(group(name, rollout(100)), version=0)
+    lease = buffer.take(2, lease=True).lease
+    caller = Caller(lambda: buffer.put(group("large", rollout(600)), version=0))
+    assert caller.waits()
+    assert names(buffer.take(9, lease=True)) == ["c", "d"], "they left for nothing"
+    buffer.confirm(lease)
+    buffer.release("")
+    assert caller.done() is not None
+    assert buffer.nbytes <= 3000
+
+
 # -- reserving
 
 

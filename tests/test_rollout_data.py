@@ -366,9 +366,26 @@ def test_shared_content_is_stored_once_per_group():
 
     def stored(size):
         buffer = rc.RolloutBuffer().sync
-        made = [rc.Rollout(prompt, [1], finish_reason="stop", rollout_id="r") for _ in range(size)]
+        made = [
+            rc.Rollout(prompt, [1], finish_reason="stop", rollout_id=f"r{n}") for n in range(size)
+        ]
         buffer.put(rc.Group(made, group_id="g"))
         return buffer.nbytes
 
     assert stored(2) - stored(1) < 200
     assert stored(1) > prompt.nbytes
+
+
+def test_an_aborted_rollout_with_tool_output_can_be_continued():
+    """It was put without a mask, so it has none that could have the wrong length."""
+    buffer = rc.RolloutBuffer(staleness=rc.Staleness(max_staleness=9)).sync
+    partial = rollout(3, logprobs=[-1, np.nan, -2], finish_reason="abort")
+    buffer.put(rc.Group([partial], task="math"), version=1)
+    group = buffer.take(1, status="ABORTED")[0]
+    group[0].response_ids = np.append(group[0].response_ids, [8]).astype(np.int32)
+    group[0].logprobs = np.append(group[0].logprobs, [-3]).astype(np.float32)
+    group[0].finish_reason = "stop"
+    buffer.put(group, version=2)
+    groups = buffer.take(1)
+    assert groups[0][0].versions.tolist() == [1, -1, 1, 2]
+    assert groups.batch["loss_mask"].to_list()[0].tolist() == [1, 0, 1, 1]

@@ -161,3 +161,22 @@ def test_leases_and_reuse_go_together():
     buffer.give_back(lease)
     assert [g.times_used for g in buffer.sample(1)] == [1]
     assert len(buffer) == 3
+
+
+def test_a_half_life_refuses_groups_without_a_version():
+    buffer, _ = made(2, order=rc.Prioritized(half_life=2.0))
+    with pytest.raises(rc.InvalidValue, match="version"):
+        buffer.put(group("9"))
+    assert len(buffer) == 2
+
+
+def test_a_half_life_goes_together_with_retries():
+    order = rc.Prioritized(alpha=1.0, half_life=2.0)
+    buffer, _ = made(4, order=order, staleness=rc.Staleness(max_staleness=1))
+    assert buffer.advance(4) == {"math": 2}
+    assert sorted(names(buffer.sample(2, timeout=0))) == [2, 3]
+    assert sorted(names(buffer.take(9, status="EXPIRED"))) == [0, 1]
+    buffer.put(group("8"), version=3)
+    assert sorted(names(buffer.sample(3, timeout=0))) == [2, 3, 8]
+    buffer.advance(50)
+    assert buffer.count(status="EXPIRED") == 3

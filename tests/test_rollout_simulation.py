@@ -12,18 +12,23 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 import recollect as rc
 
+Result = TypeVar("Result")
+
 TASKS = ("math", "code")
 CELLS = ("reward", "ref_logprobs", "values")
 PRODUCERS, CONSUMERS = 32, 4
 SHARES = [{"math": 3, "code": 2}, {"math": 2}, {"code": 2}]
-PATIENCE = (0.003, 0.02, 0.02)  # seconds
-LIMIT = 60.0  # seconds after which something hangs
+PATIENCE = (1, 4, 8)  # turns of the clock: a slow machine has as many steps for them as a fast one
+HANGS = 1500  # turns of the clock without a put
+LIMIT = 60.0  # seconds without a put, for threads, after which something hangs
 
 
 class Ledger:
@@ -140,8 +145,48 @@ def settle_accounts(buffer: rc.RolloutBuffer, ledger: Ledger) -> None:
 # -- asyncio
 
 
+class Turns:
+    """Turns a clock, and lets calls give up after so many turns.
+
+    What a call needs to be woken is some steps of the event loop, however long they take; so each
+    turn lasts several of them, and nobody's patience depends on the speed of the machine.
+    """
+
+    def __init__(self, clock: rc.ManualClock) -> None:
+        self.count = 0
+        self._clock = clock
+        self._patient: list[tuple[int, asyncio.Future[None]]] = []
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            for _ in range(4):
+                await asyncio.sleep(0)
+            self._clock.advance(5)
+            self.count += 1
+            for end, over in self._patient:
+                if end <= self.count and not over.done():
+                    over.set_result(None)
+            self._patient = [each for each in self._patient if not each[1].done()]
+
+    async def within(self, turns: int, call: Coroutine[Any, Any, Result]) -> Result:
+        """What the call returns; it is cancelled after so many turns."""
+        task = asyncio.ensure_future(call)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._patient.append((self.count + turns, over))
+        await asyncio.wait({task, over}, return_when="FIRST_COMPLETED")
+        over.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if task.cancelled():
+            raise TimeoutError
+        return task.result()
+
+
 async def simulate(seed: int, groups: int) -> None:
     clock = rc.ManualClock()
+    turns = Turns(clock)
     ledger = Ledger()
     rule = rc.Staleness(max_staleness=6, max_retries=1)
     buffer = rc.RolloutBuffer(
@@ -166,9 +211,10 @@ async def simulate(seed: int, groups: int) -> None:
 
     async def produce_reserved(rng: random.Random, producer: int, n: int, version: int) -> bool:
         """All producers of math reserve, so no put of math ever waits."""
+        again = await buffer.take(1, "math", "EXPIRED")  # first: a buffer may be full of these
         if not buffer.reserve(1, "math"):
+            ledger.given_up.update(group.group_id for group in again)
             return False
-        again = await buffer.take(1, "math", "EXPIRED")
         await asyncio.sleep(rng.random() * 0.002)
         if rng.random() < 0.05 and not again:
             buffer.unreserve(1, "math")  # the generation was cancelled
@@ -189,7 +235,8 @@ async def simulate(seed: int, groups: int) -> None:
         if again:
             version = buffer.train_step - 1
         try:
-            key = await asyncio.wait_for(buffer.put(group, version=version), rng.choice(PATIENCE))
+            put = buffer.put(group, version=version)
+            key = await turns.within(rng.choice(PATIENCE), put)
         except TimeoutError:
             if again:
                 ledger.given_up.add(group.group_id)
@@ -237,20 +284,18 @@ async def simulate(seed: int, groups: int) -> None:
                     ledger.trained.update(names)
                     await buffer.advance(buffer.train_step + (rng.random() < 0.3))
 
-    async def turn_the_clock() -> None:
-        while True:
-            await asyncio.sleep(0.01)
-            clock.advance(5)
-
     reader = asyncio.create_task(read_events())
     producers = [asyncio.create_task(produce(p)) for p in range(PRODUCERS)]
     workers = [asyncio.create_task(annotate(cell, w)) for cell in CELLS for w in range(2)]
     workers += [asyncio.create_task(consume(c)) for c in range(CONSUMERS)]
-    workers.append(asyncio.create_task(turn_the_clock()))
+    workers.append(asyncio.create_task(turns.run()))
     running: set[asyncio.Task[None]] = {*producers, *workers}
+    puts, since = 0, turns.count
     while not all(producer.done() for producer in producers):
-        done, running = await asyncio.wait(running, timeout=LIMIT, return_when="FIRST_COMPLETED")
-        assert done, f"hangs with {buffer.counts()} {buffer.stats()}"
+        done, running = await asyncio.wait(running, timeout=1, return_when="FIRST_COMPLETED")
+        if ledger.puts > puts:  # each group is put twice at most, so this ends
+            puts, since = ledger.puts, turns.count
+        assert turns.count - since < HANGS, f"hangs with {buffer.counts()} {buffer.stats()}"
         for task in done:
             task.result()  # raises what the worker raised
     await asyncio.sleep(0.05)
@@ -358,10 +403,12 @@ def simulate_threads(seed: int, groups: int) -> None:
     others += [worker(lambda c=c: consume(c)) for c in range(CONSUMERS)]
     for thread in (reader, *producers, *others):
         thread.start()
-    end = time.monotonic() + LIMIT
+    puts, end = 0, time.monotonic() + LIMIT
     for thread in producers:
         while thread.is_alive() and not over.is_set():
             thread.join(0.1)
+            if ledger.puts > puts:
+                puts, end = ledger.puts, time.monotonic() + LIMIT
             assert time.monotonic() < end, f"hangs with {buffer.counts()} {buffer.stats()}"
     time.sleep(0.3)
     over.set()

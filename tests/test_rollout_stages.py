@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import recollect as rc
 
 PATIENT = rc.Staleness(max_staleness=99)
+
+
+class Caller:
+    """A call in a thread of its own, and what became of it."""
+
+    def __init__(self, call):
+        self.result = self.error = None
+        self._thread = threading.Thread(target=self._run, args=[call], daemon=True)
+        self._thread.start()
+
+    def _run(self, call):
+        try:
+            self.result = call()
+        except BaseException as error:
+            self.error = error
+
+    def done(self):
+        self._thread.join(5)
+        assert not self._thread.is_alive(), "still waiting"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def waits(self):
+        self._thread.join(0.1)
+        return self._thread.is_alive()
 
 
 def rollout(tokens=2, name=None, **options):
@@ -286,3 +314,60 @@ def test_one_need_may_be_named_alone():
     assert not buffer.is_ready({"math": 1})
     buffer.annotate(["a0", "a1"], 0, reward=[1, 1])
     assert buffer.is_ready({"math": 1})
+
+
+# -- annotations and room
+
+
+def in_bytes(overflow):
+    """A buffer of four groups with room for 100 bytes more."""
+    size = made("a").nbytes
+    buffer = made("", capacity_bytes=4 * size + 100, overflow=overflow, needs=())
+    for n, name in enumerate("abcd"):
+        buffer.put(group(name), version=n)
+    return buffer
+
+
+ROOM = {"ref": [np.zeros(30)]}  # 240 bytes
+
+
+def test_an_annotation_never_exceeds_the_capacity_and_waits_for_room():
+    buffer = in_bytes("block")
+    before = buffer.nbytes
+    caller = Caller(lambda: buffer.annotate(["b0"], 0, arrays=ROOM))
+    assert caller.waits()
+    assert buffer.nbytes == before
+    assert names(buffer.take(2)) == ["a", "b"]
+    assert caller.done().tolist() == [False], "b has gone in the meantime"
+    assert Caller(lambda: buffer.annotate(["c0"], 0, arrays=ROOM)).done().tolist() == [True]
+
+
+def test_an_annotation_drops_the_stalest_others():
+    buffer = in_bytes("drop_stalest")
+    assert buffer.annotate(["a0"], 0, arrays=ROOM).tolist() == [True]
+    assert buffer.nbytes <= buffer.stats()["capacity_bytes"]
+    dropped = buffer.accounts()["math"]["left"]["overflow"]
+    assert dropped >= 1
+    assert names(buffer.take(9)) == ["a", *"bcd"[dropped:]]
+
+
+@pytest.mark.parametrize("overflow", ["raise", "drop_newest"])
+def test_an_annotation_that_does_not_fit_raises(overflow):
+    buffer = in_bytes(overflow)
+    before = buffer.nbytes
+    with pytest.raises(rc.BufferFull, match="bytes"):
+        buffer.annotate(["a0"], 0, arrays=ROOM)
+    assert buffer.nbytes == before
+    assert buffer.take(1)[0][0].arrays == {}
+
+
+@pytest.mark.parametrize("overflow", ["block", "drop_stalest"])
+@pytest.mark.parametrize("numbers", [50, 10_000])
+def test_an_annotation_that_never_fits_says_so_and_drops_nothing(overflow, numbers):
+    """50 numbers fit the buffer, and not together with the group that they are for."""
+    buffer = in_bytes(overflow)
+    arrays = {"ref": [np.zeros(numbers)]}
+    caller = Caller(lambda: buffer.annotate(["a0"], 0, arrays=arrays))
+    with pytest.raises(rc.NeverPossible, match="never fit"):
+        caller.done()
+    assert names(buffer.take(9)) == ["a", "b", "c", "d"]

@@ -448,3 +448,20 @@ def test_accounts_have_quantiles_of_age_and_lag():
     account = buffer.accounts()["math"]
     assert (account["lag"]["p0"], account["lag"]["p50"], account["lag"]["p100"]) == (1, 6, 11)
     assert (account["age"]["p0"], account["age"]["p50"], account["age"]["p100"]) == (1, 6, 11)
+
+
+def test_a_group_that_is_stale_when_it_comes_is_told_as_retried():
+    """Whoever starts retries from these events must not miss it; a put that waits tells nothing."""
+    buffer = rc.RolloutBuffer(capacity=2, staleness=rc.Staleness(max_retries=1)).sync
+    events = buffer.events("retried", "discarded")
+    buffer.advance(5)
+    key = buffer.put(group(group_id="late"), version=0)
+    assert buffer.counts() == {("math", "EXPIRED"): 1}
+    (event,) = next(events)
+    assert (event.kind, event.reason, event.key) == ("retried", "expired", key)
+    assert (event.group_id, event.group[0].num_tokens) == ("late", 2)
+    assert buffer.get([key])[0][0].num_tokens == 0
+    assert buffer.put(group(rollout(attempt=1), group_id="last"), version=0) is None
+    assert [(e.kind, e.reason, e.group_id) for e in next(events)] == [
+        ("discarded", "retries", "last")
+    ]

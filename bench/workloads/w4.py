@@ -24,8 +24,7 @@ def lengths() -> list[int]:
     """Tokens of each rollout of the pool."""
     normal = NormalDist(math.log(MEDIAN), SPREAD)
     found = [
-        min(LONGEST, max(1, round(math.exp(normal.inv_cdf((i + 0.5) / POOL)))))
-        for i in range(POOL)
+        min(LONGEST, max(1, round(math.exp(normal.inv_cdf((i + 0.5) / POOL))))) for i in range(POOL)
     ]
     Random(0).shuffle(found)
     return found

@@ -31,6 +31,10 @@ class Filling:
             raise InvalidValue(f"rollout_ids: expected a list of ids, got {shown(rollout_ids)}")
         self.ids: list[str] = list(rollout_ids)
         self.attempts = self._numbers("attempt", attempt, np.int64)
+        if self.attempts.size and self.attempts.min() < 0:
+            raise InvalidValue(
+                f"attempt: expected whole numbers of 0 or more, got {self.attempts.min()}"
+            )
         self.reward = None if reward is None else self._numbers("reward", reward, np.float64)
         self.texts: dict[str, list[str]] = {}
         if rewards is not None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.ragged import Ragged
+from recollect.rollouts.checks import only_flags
 from recollect.rollouts.rollout import CODES, Status
 from recollect.schema import Stored
 
@@ -61,6 +62,8 @@ def per_token(
         values = values.view(np.int8)
     if values.ndim != 1 or list(map(len, cells)) != lengths:
         raise Unfit(f"{name} has another length than the response")
+    if dtype == INT8 and not only_flags(values):
+        raise Unfit(f"{name} has other numbers than 0 and 1")
     return Ragged._make(values, offsets), present
 
 

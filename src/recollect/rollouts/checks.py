@@ -61,12 +61,17 @@ def versions_of(value: Any) -> NDArray[np.int32]:
 
 
 def mask_of(value: Any) -> NDArray[np.int8]:
-    if type(value) is np.ndarray and value.dtype == np.int8 and value.ndim == 1:
-        return value
-    mask = numbers("loss_mask", value, np.int8, "biuf")
-    if mask.size and not np.array_equal(mask, value):
+    mask: NDArray[np.int8] = value
+    if type(value) is not np.ndarray or value.dtype != np.int8 or value.ndim != 1:
+        mask = numbers("loss_mask", value, np.int8, "biuf")
+    if mask.size and not (only_flags(mask) and (mask is value or np.array_equal(mask, value))):
         raise InvalidValue(f"loss_mask: expected 0 or 1 per response token, got {shown(value)}")
     return mask
+
+
+def only_flags(mask: NDArray[np.int8]) -> bool:
+    """Whether every entry is 0 or 1: as unsigned numbers, those below 0 are large."""
+    return bool(mask.view(np.uint8).max(initial=0) <= 1)
 
 
 def any_array(name: Any, value: Any) -> Array:

@@ -37,7 +37,7 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.space import Space
-from recollect.rollouts.stages import Stages
+from recollect.rollouts.stages import Stages, check_cell
 from recollect.rollouts.staleness import FIRST_STEP, Rules
 from recollect.rollouts.taking import Taking
 from recollect.rollouts.verbs import Verb
@@ -87,6 +87,8 @@ class Core:
             )
         self.overflow = overflow
         self.needs = names("needs", needs)
+        for need in self.needs:
+            check_cell("needs", need)
         self.archive = flag("archive", archive)
         self.tags = parse_tags(tags)
         for tag in OWN_TAGS:
@@ -133,6 +135,8 @@ class Core:
             version = whole("version", version, 0, (1 << 31) - 1)
         rule = self.rules[group.task]
         encoded = encode(group, version, rule, self.tags)
+        if self.table._ages and encoded.status is Status.COMPLETED:
+            self.table._check_ages(encoded.fields, 1)
 
         def attempt() -> int | Blocked | None:
             self._check_not_leased(group)
@@ -170,6 +174,9 @@ class Core:
             if key is None or isinstance(key, Blocked):  # for want of room, and nothing else
                 return key
             account.retried += 1
+            if self.events.wants("retried"):
+                told = Event("retried", "expired", key, group.task, group.group_id, [group], 0)
+                self.events.tell("retried", [told])
         if not any(rollout.status is Status.EXPIRED for rollout in group):
             self.accounts.expired(group.task, 1)
         return key

@@ -42,6 +42,7 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import FINISH_REASONS, Rollout, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.schema import Column, Rows, Stored
+from recollect.storage.fields import check_value
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
@@ -167,6 +168,8 @@ def _encode(
     logprobs = per_token("logprobs", [r.logprobs for r in rollouts], lengths, offsets, FLOAT32)
     mask = per_token("loss_mask", [r.loss_mask for r in rollouts], lengths, offsets, INT8)
     ids = [rollout.rollout_id for rollout in rollouts]
+    if len(set(ids)) != len(ids):
+        _check_segments(rollouts)
     dispatch = _dispatch(rollouts, version)
     stamp, versions, oldest = _stamped(rollouts, lengths, logprobs, version)
     reward = rewards_of([rollout.reward for rollout in rollouts])
@@ -219,6 +222,19 @@ def _encode(
         **{name: _tag(name, kind, group) for name, kind in tags.items()},
     }
     return encoded
+
+
+def _check_segments(rollouts: list[Rollout]) -> None:
+    """Rows with one id are segments of one rollout, and each segment comes once."""
+    seen = set()
+    for place, rollout in enumerate(rollouts):
+        row = (rollout.rollout_id, rollout.segment)
+        if row in seen:
+            raise InvalidValue(
+                f"rollout {place}: rollout_id {row[0]!r} is there before with segment {row[1]}; "
+                "number the segments of one rollout, or give each rollout its own id"
+            )
+        seen.add(row)
 
 
 def _is_plain(group: Group) -> bool:
@@ -404,9 +420,14 @@ def _blob_names(blobs: Mapping[str, list[bytes]]) -> dict[str, list[str]] | None
 
 def _tag(name: str, kind: FieldType, group: Group) -> Any:
     """The value of a tag: the group's extra, or what its rollouts' extras come to."""
+    whose = f"extras[{name!r}]"
     if name in group.extras:
-        return group.extras[name]
-    values = [rollout.extras[name] for rollout in group.rollouts if name in rollout.extras]
+        return check_value(whose, kind, group.extras[name], -1)
+    values: list[Any] = [
+        value
+        for rollout in group.rollouts
+        if (value := check_value(whose, kind, rollout.extras.get(name), -1)) is not None
+    ]
     if not values:
         return None
     if kind == "float":

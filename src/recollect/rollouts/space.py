@@ -32,6 +32,7 @@ class Space:
     def __init__(self, core: Core) -> None:
         self._core = core
         self.promised: dict[str, int] = {}  # groups to come, by task
+        self._held: dict[int, tuple[int, set[str]]] = {}  # payload and blobs of leases, once asked
 
     def make(
         self,
@@ -119,6 +120,11 @@ class Space:
     def drop_stalest(self, items: int, nbytes: int, spared: Keys) -> Blocked | None:
         """Evict all but some groups; what is leased cannot leave."""
         storage = self._core.storage
+        if storage.hidden and self._never_enough(items, nbytes, spared):
+            return Blocked(
+                f"the buffer is full, and of its {many(len(storage), 'group')} {storage.hidden} "
+                "are leased; a lease must be confirmed or given back"
+            )
         kept = storage.hide(spared)
         blocked = None
         while items > 0 or nbytes > 0:
@@ -136,6 +142,40 @@ class Space:
         if kept.size:
             storage.show(kept, returned=False)
         return blocked
+
+    def _never_enough(self, items: int, nbytes: int, spared: Keys) -> bool:
+        """Whether there is no room even when all leave that may: then nobody leaves for nothing."""
+        core = self._core
+        spared = core.storage.find(spared, None, visible=True)  # a leased one is held already
+        if items > len(core.storage) - core.storage.hidden - spared.size:
+            return True
+        if nbytes <= 0:
+            return False
+        leases = core.table._leases._held
+        self._held = {number: sizes for number, sizes in self._held.items() if number in leases}
+        for number, held in leases.items():
+            if number not in self._held:
+                self._held[number] = self._sizes(held.keys)
+        staying = [*self._held.values(), self._sizes(spared)]
+        blobs: set[str] = set().union(*(names for _, names in staying))
+        kept = sum(payload for payload, _ in staying)
+        kept += sum(map(len, core.blobs.get(blobs).values()))
+        return nbytes > core.nbytes - kept
+
+    def _sizes(self, keys: Keys) -> tuple[int, set[str]]:
+        """The payload of groups, and the names of their blobs."""
+        stored = keys.tolist()
+        names = {name for key in stored for name in self._core.entries[key].blobs}
+        return sum(map(self._bytes_of, stored)), names
+
+    def bytes_of(self, keys: Keys) -> int:
+        """The payload of groups, with their blobs."""
+        payload, names = self._sizes(keys)
+        return payload + sum(map(len, self._core.blobs.get(names).values()))
+
+    def forget_sizes(self) -> None:
+        """Groups have other sizes now."""
+        self._held.clear()
 
     def reserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,18 @@ Mask = NDArray[np.bool_]
 Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
 
 PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
+ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
 EXPIRED = CODES[Status.EXPIRED]
+
+
+def check_cell(what: str, cell: Any) -> None:
+    """A cell that may come later."""
+    text(what, cell)
+    if cell in ALWAYS:
+        raise InvalidValue(
+            f"{what}: every rollout has {cell!r} when it is put; expected reward, rewards, "
+            "logprobs, or the name of an array"
+        )
 
 
 class _Again:
@@ -72,6 +83,7 @@ class Stages:
         self._queues: dict[str, dict[str, Queue]] = {cell: {} for cell in core.needs}  # by task
         self._claims: dict[int, Claim] = {}
         self._claimed: dict[tuple[str, int], int] = {}  # (cell, key) -> claim
+        self._claims_in: Counter[tuple[str, str]] = Counter()  # (cell, task) -> groups claimed
         self._deadlines: list[tuple[float, int]] = []
         self._next_id = -1  # those of leases are positive
         self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
@@ -126,6 +138,16 @@ class Stages:
                 if self._rows_of.get(rollout_id) == key:
                     del self._rows_of[rollout_id]
 
+    def missing_in(self, task: str) -> str:
+        """What a message says of the completed groups of a task that are not ready; "" if none."""
+        parts = []
+        for cell in self._core.needs:
+            # each is in the queue of every cell that it lacks, or is claimed for it
+            count = len(self._queues[cell].get(task, ())) + self._claims_in.get((cell, task), 0)
+            if count:
+                parts.append(f"{count} that {'lacks' if count == 1 else 'lack'} {cell}")
+        return f", and {', '.join(parts)}" if parts else ""
+
     def _queue(self, cell: str, task: str) -> Queue:
         tasks = self._queues[cell]
         if task not in tasks:
@@ -137,6 +159,7 @@ class Stages:
         self._queue(cell, task).pop(key, None)
         number = self._claimed.pop((cell, key), None)
         if number is not None:
+            self._claims_in[cell, task] -= 1
             claim = self._claims[number]
             claim.keys.discard(key)
             if not claim.keys:
@@ -181,7 +204,7 @@ class Stages:
         self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any
     ) -> tuple[float, float]:
         whole("n", n, -(1 << 62))
-        text("lacks", lacks)
+        check_cell("lacks", lacks)
         if task is not None:
             text("task", task)
         span = lease_span(lease)
@@ -252,6 +275,7 @@ class Stages:
         self._claims[lease.id] = Claim(lease, cell, set(keys))
         for key in keys:
             self._claimed[cell, key] = lease.id
+            self._claims_in[cell, self._core.entries[key].task] += 1
         self._expect(lease)
         return lease
 
@@ -287,8 +311,10 @@ class Stages:
         """A claim ends; what it claimed is claimed next."""
         claim = self._claims.pop(lease.id if isinstance(lease, Lease) else lease)
         for key in sorted(claim.keys, reverse=True):
+            task = self._core.entries[key].task
             del self._claimed[claim.cell, key]
-            queue = self._queue(claim.cell, self._core.entries[key].task)
+            self._claims_in[claim.cell, task] -= 1
+            queue = self._queue(claim.cell, task)
             queue[key] = None
             queue.move_to_end(key, last=False)
         self._core.table._gate.arrivals.changed(len(claim.keys))
@@ -361,6 +387,7 @@ class Stages:
         blocked = self._make_room(keys, int(payload.sum()))
         if blocked is not None:
             return blocked
+        core.space.forget_sizes()
         core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
         table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
         self._complete(keys, names, after, starts)
@@ -391,9 +418,11 @@ class Stages:
         core = self._core
         if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
             return None
-        if payload > core.capacity_bytes:
+        whole_groups = core.space.bytes_of(keys) + payload
+        if whole_groups > core.capacity_bytes:
             raise NeverPossible(
-                f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes"
+                f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes: "
+                f"with them its {many(keys.size, 'group')} would have {whole_groups}"
             )
         missing = core.nbytes + payload - core.capacity_bytes
         if core.overflow == "drop_stalest":

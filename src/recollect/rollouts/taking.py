@@ -99,7 +99,8 @@ class Taking:
             here = self._core.storage.available(where)[0] if size else 0
             if here < size:
                 missing += size - here
-                needs.append(f"{task} needs {many(size, 'group')}, has {here} ready")
+                lacking = self._core.stages.missing_in(task)
+                needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{lacking}")
         return Blocked("; ".join(needs), missing) if needs else None
 
     def _hand_out(
