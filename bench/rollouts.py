@@ -110,8 +110,12 @@ class Rollouts(Adapter):
     def make(self) -> Any:
         """The next group of the stream, converted."""
         number = next(self._numbers)
-        pool = make_groups()
-        return self.convert(pool[number % len(pool)], number)
+        return self.convert(self.pool(number), number)
+
+    def pool(self, number: int) -> Group:
+        """The group of that number in the stream."""
+        groups = make_groups()
+        return groups[number % len(groups)]
 
     def fill(self) -> None:
         """Put groups until the store is full, and look whether what comes out is what went in."""
@@ -119,6 +123,15 @@ class Rollouts(Adapter):
         self.check(self.take(w4.BATCH), in_order=True)
         self.put_back(w4.BATCH)
         self.check(self.sample(w4.BATCH))
+
+    def churn(self) -> None:
+        """Send ten times the capacity through: half overflows, half is taken."""
+        self.put_back(self.capacity)
+        for number in range(w4.CHURN - 1):
+            for _ in range(self.capacity // w4.BATCH):
+                if number % 2:
+                    self.take(w4.BATCH)
+                self.put_back(w4.BATCH)
 
     def check(self, found: Columns, in_order: bool = False) -> None:
         """A batch has whole groups, each with what its version stands for; or this is an error."""

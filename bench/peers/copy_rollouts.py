@@ -1,4 +1,4 @@
-"""Not a peer but a floor: a memory copy of as many bytes as a batch of rollouts, on one core."""
+"""Not a peer but a floor: a copy of as many bytes as a batch of rollouts has, on one core."""
 
 from __future__ import annotations
 

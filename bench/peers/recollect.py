@@ -12,6 +12,7 @@ import recollect as rc
 from bench.adapter import POOL, Adapter, Call, Transitions
 from bench.data import Rows, make_priorities, make_rows
 from bench.peers.recollect_rollouts import (
+    RecollectBesideLists,
     RecollectChurn,
     RecollectRolloutGrowth,
     RecollectRollouts,
@@ -138,5 +139,6 @@ ADAPTERS = {
     "frames": RecollectFrames,
     "rollouts": RecollectRollouts,
     "rollout churn": RecollectChurn,
+    "rollout lists": RecollectBesideLists,
     "rollout growth": RecollectRolloutGrowth,
 }

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 import recollect as rc
-from bench.adapter import Adapter, Call
+from bench.adapter import Adapter, Call, Unsupported
 from bench.rollouts import TOKEN_COLUMNS, Columns, Group, Rollouts, make_groups
-from bench.workloads import w4, w4_growth
+from bench.workloads import w4, w4_growth, w4_lists
 from bench.workloads.base import Operation, Workload
 
 TASK = "math"
@@ -56,7 +56,9 @@ class RecollectRollouts(Rollouts):
         return _columns(self.reused.sample(n).batch)
 
     def other(self, operation: Operation) -> Call:
-        """Objects made inside the clock; versions for every token."""
+        """Puts that evict nothing; objects made inside the clock; versions for every token."""
+        if operation == w4.PUT_WITH_ROOM:
+            return Call(lambda: self.put(self._next), operation.size, before=self._make_room)
         if operation == w4.MAKE_AND_PUT:
             return Call(lambda: self.put(self.make()), operation.size)
         if operation != w4.TAKE_STAMPED:
@@ -78,6 +80,11 @@ class RecollectRollouts(Rollouts):
             if buffer is not None:
                 buffer.close()
 
+    def _make_room(self) -> None:
+        if len(self.queue) >= self.capacity:
+            self.queue.take(w4.BATCH)
+        self._make_next()
+
     def _buffer(self, **options: Any) -> Any:
         options = {"capacity": self.capacity, "overflow": "drop_stalest", "seed": 0, **options}
         return rc.RolloutBuffer(**options).sync
@@ -93,9 +100,8 @@ class RecollectChurn(RecollectRollouts):
     """The queue alone, after ten times its capacity went through it."""
 
     def fill(self) -> None:
-        """Put ten times the capacity: the stalest groups leave."""
-        for _ in range(w4.CHURN):
-            self.put_back(self.capacity)
+        """What overflows is the stalest."""
+        self.churn()
 
 
 class RecollectRolloutGrowth(Adapter):
@@ -154,6 +160,70 @@ class RecollectRolloutGrowth(Adapter):
                 for _ in range(w4.GROUP)
             ]
             buffer.put(rc.Group(rollouts, task=task))
+
+
+class RecollectBesideLists(Adapter):
+    """The operations of W4 lists; every token is stamped with a version, as they are there."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
+        self.buffers: dict[int, Any] = {}
+        self.numbers = itertools.count()
+
+    def fill(self) -> None:
+        """The buffer of all rollouts, whose memory is measured."""
+        self._filled(self.workload.rows // w4.GROUP)
+
+    def prepare(self, operation: Operation) -> Call:
+        """One call over a buffer of `operation.size` groups."""
+        n = operation.size
+        buffer = self._filled(n)
+        if operation.verb == w4_lists.COUNT:
+            return Call(lambda: buffer.count(TASK, rc.Status.COMPLETED), 1)
+        if operation.verb == w4_lists.REFRESH:
+            steps = itertools.count(buffer.train_step + 1)
+            return Call(lambda: buffer.advance(next(steps)), 1)
+        if operation.verb == w4_lists.PUT:
+            made: list[tuple[Any, int]] = []
+
+            def make() -> None:
+                made[:] = [self._group()]
+
+            return Call(lambda: buffer.put(made[0][0], version=made[0][1]), 1, before=make)
+        if operation.verb != w4_lists.TAKE:
+            raise Unsupported(f"no operation {operation.name!r}")
+        sizes = {TASK: w4.BATCH}
+        return Call(
+            lambda: _columns(buffer.take_batch(sizes).batch),
+            1,
+            before=lambda: self._put(buffer, w4.BATCH),
+        )
+
+    def close(self) -> None:
+        """Close the buffers."""
+        for buffer in self.buffers.values():
+            buffer.close()
+
+    def _filled(self, groups: int) -> Any:
+        if groups not in self.buffers:
+            self.buffers[groups] = rc.RolloutBuffer(
+                staleness=rc.Staleness(max_staleness=10**9),
+                capacity=groups,
+                overflow="drop_stalest",
+                seed=0,
+            ).sync
+        self._put(self.buffers[groups], groups - len(self.buffers[groups]))
+        return self.buffers[groups]
+
+    def _put(self, buffer: Any, n: int) -> None:
+        for _ in range(n):
+            group, version = self._group()
+            buffer.put(group, version=version)
+
+    def _group(self) -> tuple[Any, int]:
+        number = next(self.numbers)
+        pool = make_groups()
+        return _group(pool[number % len(pool)], None), number
 
 
 _FEW_TOKENS = np.arange(4, dtype=np.int32)

@@ -40,11 +40,23 @@ COLUMNS = (
 )
 
 PUT = Operation("put a group of", GROUP, against=(Against("reverb", must=8),))
+PUT_WITH_ROOM = Operation(
+    "put where there is room, a group of",
+    GROUP,
+    only=("recollect",),
+    against=(Against("reverb", of=PUT.name),),
+)
 MAKE_AND_PUT = Operation("make the objects, put a group of", GROUP, only=("recollect",))
 PUT_MANY = Operation("put groups in one call:", BATCH, only=("transferqueue",))
-TAKE = Operation("take groups in order:", BATCH, must=5)
-SAMPLE = Operation("sample groups with reuse:", BATCH, must=5)
+PLAIN_TAKE = Operation("take groups as plain dicts:", BATCH, only=("torchrl",))
+PLAIN_SAMPLE = Operation("sample groups as plain dicts:", BATCH, only=("torchrl",))
+TAKE = Operation(
+    "take groups in order:", BATCH, must=5, against=(Against("torchrl", of=PLAIN_TAKE.name),)
+)
 TAKE_STAMPED = Operation("take, a version for each token:", BATCH, only=("recollect",))
+SAMPLE = Operation(
+    "sample groups with reuse:", BATCH, must=5, against=(Against("torchrl", of=PLAIN_SAMPLE.name),)
+)
 COPY = Operation("copy the bytes of groups:", BATCH)
 COPY_FRESH = Operation("copy into fresh memory, groups:", BATCH)
 
@@ -57,7 +69,17 @@ WORKLOAD = Workload(
     only=("recollect", "torchrl", "reverb", "ray", "transferqueue"),
     unit="rollouts",
     together=False,
-    operations=(PUT, MAKE_AND_PUT, PUT_MANY, TAKE, TAKE_STAMPED, SAMPLE),
+    operations=(
+        PUT,
+        PUT_WITH_ROOM,
+        MAKE_AND_PUT,
+        PUT_MANY,
+        TAKE,
+        TAKE_STAMPED,
+        PLAIN_TAKE,
+        SAMPLE,
+        PLAIN_SAMPLE,
+    ),
     floors=(
         Floor(COPY, "memory copy", TAKE.name, must=0.4),
         Floor(COPY, "memory copy", SAMPLE.name, must=0.4),

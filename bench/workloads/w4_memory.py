@@ -13,6 +13,7 @@ WORKLOAD = replace(
     name="W4 memory",
     title=f"rollouts, after {w4.CHURN} times the capacity went through",
     kind="rollout churn",
-    operations=(replace(w4.TAKE, must=None),),
+    only=("recollect", "torchrl", "reverb"),
+    operations=(replace(w4.TAKE, must=None, against=()),),
     floors=(),
 )
