@@ -7,7 +7,6 @@ In frames and datasets, what may be any JSON (`turns`, `extras`, ...) is JSON te
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from recollect.errors import InvalidValue, shown
+from recollect.optional import optional
 from recollect.rollouts.cells import to_json
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
@@ -214,18 +214,9 @@ def _cells(column: pa.ChunkedArray) -> list[Any]:
 
 def to_dataset(groups: Iterable[Group]) -> Any:
     """A Hugging Face dataset with a row per rollout."""
-    return _datasets().Dataset(to_arrow(groups))
+    return optional("datasets").Dataset(to_arrow(groups))
 
 
 def from_dataset(dataset: Any) -> list[Group]:
     """The groups of a Hugging Face dataset."""
     return from_arrow(dataset.with_format("arrow")[:])
-
-
-def _datasets() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError:
-        raise ImportError(
-            "a Hugging Face dataset needs the package 'datasets': pip install datasets"
-        ) from None
