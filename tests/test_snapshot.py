@@ -239,3 +239,73 @@ def test_loading_needs_an_empty_table_and_a_snapshot_of_a_known_format(tmp_path:
         rc.Store([rc.Table("t", capacity=4)]).load(path)
     with pytest.raises(rc.SnapshotError, match="is no snapshot"):
         rc.Store([full]).save(Path(__file__))
+
+
+DENSE = {
+    "uniform": rc.Uniform,
+    "uniform in partitions": rc.Uniform,
+    "prioritized": rc.Prioritized,
+    "prioritized in partitions": rc.Prioritized,
+}
+
+
+def dense(sampler: str) -> rc.Table:
+    by = ("task",) if "partitions" in sampler else ()
+    return rc.Table("t", capacity=20, sampler=DENSE[sampler](), seed=1, partition_by=by)
+
+
+@pytest.mark.parametrize("sampler", DENSE)
+def test_items_that_were_leased_are_drawn_and_taken_after_a_load(
+    sampler: str, tmp_path: Path
+) -> None:
+    """They are in no index while they are leased, and in every one when they are loaded."""
+    table, where = dense(sampler), rc.field("task") == "a"
+    keys = table.insert(
+        {"x": np.arange(12)}, task=["a", "b"] * 6, priority=np.arange(1, 13)
+    ).tolist()
+    in_a = keys[::2]
+    leased = table.take(3, where=where, lease=600).info.keys.tolist()  # queries make indexes
+    table.sample(20)
+    rc.Store([table]).save(tmp_path / "s")
+    resumed = dense(sampler)
+    rc.Store([resumed]).load(tmp_path / "s")
+
+    assert set(leased) <= set(resumed.sample(2000, where=where).info.keys.tolist()) == set(in_a)
+    assert set(resumed.sample(2000).info.keys.tolist()) == set(keys)
+    again = resumed.take(6, where=where, lease=600)
+    assert sorted(again.info.keys.tolist()) == in_a
+    with pytest.raises(rc.WaitTimeout):
+        resumed.sample(1, where=where, timeout=0)
+    resumed.give_back(again.info.lease)
+    assert resumed.delete(leased) == 3
+    assert sorted(resumed.take(9).info.keys.tolist()) == sorted(set(keys) - set(leased))
+    assert len(resumed) == 0
+
+
+@pytest.mark.parametrize("before", [1, 12, 19])
+@pytest.mark.parametrize("sampler", DENSE)
+def test_a_table_that_was_used_and_is_empty_is_loaded_like_a_new_one(
+    sampler: str, before: int, tmp_path: Path
+) -> None:
+    """Calls have made other indexes and partitions, in another order."""
+    table = dense(sampler)
+    table.insert({"x": np.arange(12)}, task=["a", "b"] * 6, priority=np.arange(1, 13))
+    table.sample(2, where=rc.field("task") == "a")
+    table.sample(2)
+    rc.Store([table]).save(tmp_path / "s")
+    new, used = dense(sampler), dense(sampler)
+    used.insert({"x": np.arange(before)}, task=(["b", "c", "a"] * 7)[:before])
+    used.sample(2)
+    used.sample(2, where=rc.field("task") == "b")
+    used.take(before)
+    for resumed in (new, used):
+        rc.Store([resumed]).load(tmp_path / "s")
+        assert len(resumed) == 12
+    for task in ("b", "a", "c"):
+        assert used.count({"task": task}) == new.count({"task": task}) == 6 * (task != "c")
+    for where in (rc.field("task") == "b", None, rc.field("task") == "a"):
+        drawn = [t.sample(50, where=where).info.keys.tolist() for t in (table, new, used)]
+        assert drawn[0] == drawn[1] == drawn[2]
+    taken = [t.take(12)["x"].tolist() for t in (table, new, used)]
+    assert taken[0] == taken[1] == taken[2]
+    assert sorted(taken[0]) == list(range(12))

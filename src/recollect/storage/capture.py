@@ -133,6 +133,7 @@ def restore(
     items, indexing = storage._items, storage._indexing
     numbers, columns = captured.numbers, captured.items
     slots = columns["slot"]
+    indexing.forget()  # a call on the empty table may have made some, which come again below
     items.resize(numbers["slots"])
     for name, kind in ((n, f) for n, f in items._types.items() if f"field.{n}" in columns):
         field = items.field(name)
@@ -248,6 +249,8 @@ def _restore_indexes(storage: MemoryStorage, captured: Capture) -> None:
         index.reference_to(entry["reference"])
         members = slots if row < whole else slots[partition == (row - whole) // families]
         if f"members.{row}" in captured.arrays:
-            members = captured.arrays[f"members.{row}"].astype(np.int64)
+            # those that were leased are in no index when it is captured, and come last
+            kept = captured.arrays[f"members.{row}"].astype(np.int64)
+            members = np.concatenate([kept, members[~np.isin(members, kept)]])
         indexing.fill(row, members)
     indexing.arrange(slots, SHOW, depends=NO_INDEX)
