@@ -282,12 +282,12 @@ class Indexing:
     def first_value(self, row: int) -> int:
         """The value of the first item of an order by a field, `LAST` where it is empty."""
         index = self.indexes.at(row)
-        x, first = index.row, LAST
+        x, values, first = index.row, index.arrays[layout.A_SORT], LAST
         if x[layout.HEAD] >= 0:
-            first = int(index.arrays[layout.A_SORT][x[layout.HEAD]])
-        if x[layout.HEAPED]:
-            top = index.arrays[layout.A_HEAP][layout.FIRST_ENTRY * layout.ENTRY // 8 + 1]
-            first = min(first, int(top))
+            first = int(values[x[layout.HEAD]])
+        if x[layout.HEAPED]:  # an entry begins with its slot
+            top = int(index.arrays[layout.A_HEAP][layout.FIRST_ENTRY * layout.ENTRY // 8])
+            first = min(first, int(values[top & 0xFFFFFFFF]))
         return first
 
     def orders_by(self, field: str) -> bool:
