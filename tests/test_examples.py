@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -86,6 +87,30 @@ def test_demo_ends_with_its_summary_when_interrupted() -> None:
     assert "stopped early" in output
     assert sections_of(output)[0] == "Throughput"
     assert sections_of(output)[-1] == "What to try next"
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_rollouts_are_trained_once_although_the_trainer_crashes(seed: str) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", str(EXAMPLES / "rollouts.py")),
+            *("--steps", "10", "--seed", seed),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the trainer crashed and held 1 lease" in done.stdout
+    steps = [line for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(steps) == 10
+    assert [line for line in steps if "0 groups redelivered" not in line] == [steps[4]]
+    assert "8 groups redelivered" in steps[4]
+    accounts = dict(re.findall(r"^(\w+): (.*)$", done.stdout, re.MULTILINE))
+    for task, trained in (("math", 60), ("code", 20)):
+        put, stored, left = map(int, re.findall(r"(\d+) (?:groups|stored|left)", accounts[task]))
+        assert put == stored + left
+        assert f"'trained': {trained}" in accounts[task]
 
 
 @pytest.mark.parametrize(

@@ -901,3 +901,14 @@ def test_a_closed_buffer_says_so_and_wakes_who_waits() -> None:
     assert isinstance(errors[0], rc.TableClosed)
     with pytest.raises(rc.TableClosed):
         buffer.add(obs=np.float32(0), action=0, reward=np.float32(0))
+
+
+@pytest.mark.parametrize("given", ["group", "list", "rollout"])
+def test_groups_of_responses_are_sent_to_the_rollout_buffer(given: str) -> None:
+    rollout = rc.Rollout([1], [2, 3], finish_reason="stop")
+    group = rc.Group([rollout], task="math")
+    value = {"group": group, "list": [group, group], "rollout": rollout}[given]
+    buffer = rc.ReplayBuffer(10)
+    with pytest.raises(rc.SchemaError, match=r"rc\.RolloutBuffer"):
+        buffer.add(groups=value)
+    assert len(buffer) == 0

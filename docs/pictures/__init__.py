@@ -8,6 +8,7 @@ from pathlib import Path
 import learning_curve  # of examples/, which conf.py puts on the path
 
 from pictures.goals import draw_goals
+from pictures.life_of_a_group import draw_life_of_a_group
 from pictures.next_rows import draw_next_rows
 from pictures.rings import draw_ring
 from pictures.sequences import draw_sequences
@@ -22,6 +23,7 @@ def draw_all(folder: Path) -> None:
     draw_next_rows(folder / "next-rows.svg")
     draw_sequences(folder / "sequences.svg")
     draw_goals(folder / "goals.svg")
+    draw_life_of_a_group(folder / "life-of-a-group.svg")
     for numbers in sorted((DOCS / "curves").glob("*.json")):
         curve = json.loads(numbers.read_text("utf-8"))
         learning_curve.draw(curve, folder / f"{numbers.stem}.svg")

@@ -23,6 +23,7 @@ from recollect.effects import (
     Updated,
 )
 from recollect.errors import (
+    BufferFull,
     ConfigError,
     InvalidValue,
     LeaseExpired,
@@ -44,6 +45,12 @@ from recollect.replay.hindsight import Hindsight
 from recollect.replay.minari import load_minari
 from recollect.replay.mixing import mix
 from recollect.replay.recorder import Recorder
+from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.events import Event
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.rollout import Rollout, Status
+from recollect.rollouts.staleness import Staleness
 from recollect.schema import Column
 from recollect.selectors import (
     Fifo,
@@ -71,13 +78,17 @@ __all__ = [
     "Amended",
     "ArrowBatch",
     "Batch",
+    "BufferFull",
     "Clock",
     "Column",
     "ConfigError",
     "Effect",
+    "Event",
     "Fifo",
     "Follower",
     "FreshestFirst",
+    "Group",
+    "Groups",
     "Hindsight",
     "Info",
     "Inserted",
@@ -105,17 +116,22 @@ __all__ = [
     "Removed",
     "ReplayBuffer",
     "Returned",
+    "Rollout",
+    "RolloutBuffer",
     "SampleToInsertRatio",
     "SchemaError",
     "Selector",
     "Smallest",
     "SnapshotError",
     "Stack",
+    "Staleness",
     "StalestFirst",
+    "Status",
     "Store",
     "SystemClock",
     "Table",
     "TableClosed",
+    "TakenBatch",
     "Uniform",
     "UnknownKey",
     "Updated",

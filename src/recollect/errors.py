@@ -52,6 +52,10 @@ class TableClosed(RecollectError):
     """The table was closed, before the call or while it waited."""
 
 
+class BufferFull(RecollectError):
+    """A rollout buffer has no room, and was told to raise where others wait."""
+
+
 class SnapshotError(RecollectError):
     """A snapshot cannot be written or read; the message names the file."""
 

@@ -70,7 +70,8 @@ class Leases:
     def _id(self, lease: Any) -> int:
         number = lease.id if isinstance(lease, Lease) else lease
         if not isinstance(number, int) or isinstance(number, bool):
-            raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}")
+            hint = "; take with lease= to have one" if lease is None else ""
+            raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}{hint}")
         if number not in self._held:
             raise LeaseExpired(
                 f"lease {number} is not held: its deadline has passed, or it was confirmed or "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,13 +62,14 @@ from recollect.storage.fields import (
     check_weight,
     parse_tags,
 )
-from recollect.waiting import Blocked, Gate
+from recollect.waiting import Blocked, Gate, Room
 
 if TYPE_CHECKING:
     from os import PathLike
 
 Keys = NDArray[np.uint64]
 WhereLike = Query | Mapping[str, Any] | None
+Result = TypeVar("Result")
 
 LARGEST_CAPACITY = 1 << 40  # keys count to 2 ** 44, and slots are numbered in 32 bits or more
 REMEMBERED_QUERIES = 256
@@ -1060,6 +1061,59 @@ class Table:
         """At the end of a call that changed something: tell the followers; its last number."""
         self._effects.deliver()
         return self._effects.number
+
+    # -- for what is built on a table -------------------------------------------------------------
+    def _attempt(
+        self,
+        verb: Callable[[], Result | Blocked],
+        room: Room,
+        timeout: float | None,
+        what: str,
+    ) -> Result:
+        """Try a verb under the lock, or sleep until a change in the room may let it go ahead.
+
+        A verb is a function that changes the table and returns a result, or changes nothing and
+        returns `Blocked`. What it changed is told to the followers before the lock is released.
+        """
+        tried = self._told(verb)
+        with self._transaction():
+            self._enter()
+            result = tried()
+        if isinstance(result, Blocked):
+            result = self._gate.wait(tried, result, room, timeout, what)
+        if self._effects.followers:
+            self._effects.settle(self._effects.number)
+        return result
+
+    async def _attempt_async(
+        self,
+        verb: Callable[[], Result | Blocked],
+        room: Room,
+        timeout: float | None,
+        what: str,
+    ) -> Result:
+        """The same as `_attempt`, for asyncio."""
+        tried = self._told(verb)
+        with self._transaction():
+            self._enter()
+            result = tried()
+        if isinstance(result, Blocked):
+            result = await self._gate.run_async(tried, room, timeout, what)
+        if self._effects.followers:
+            await self._effects.settle_async(self._effects.number)
+        return result
+
+    def _told(self, verb: Callable[[], Result | Blocked]) -> Callable[[], Result | Blocked]:
+        """A verb that also tells the followers, where there are any."""
+        if not self._effects.followers:
+            return verb
+
+        def tried() -> Result | Blocked:
+            result = verb()
+            self._effects.deliver()
+            return result
+
+        return tried
 
     # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:

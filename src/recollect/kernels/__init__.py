@@ -27,6 +27,11 @@ def load_steps() -> Any:
     return _loaded.get("steps") or _load("steps", _steps)
 
 
+def load_tokens() -> Any:
+    """The same for the kernels of rollouts."""
+    return _loaded.get("tokens") or _load("tokens", _tokens)
+
+
 def _tables() -> Any:
     from recollect.kernels import items, rows
 
@@ -43,6 +48,12 @@ def _steps() -> Any:
         reading=steps_reading,
         starts=steps_starts,
     )
+
+
+def _tokens() -> Any:
+    from recollect.kernels import rows, tokens
+
+    return SimpleNamespace(rows=rows, tokens=tokens)
 
 
 def _load(family: str, make: Callable[[], Any]) -> Any:

@@ -159,9 +159,13 @@ class Incoming:
         count: int | None,
     ) -> Steps:
         schema = self.schema
-        if schema is None:
-            schema = self.checked(Schema.infer(given))
-        rows = _fitting(schema, given)
+        try:
+            if schema is None:
+                schema = self.checked(Schema.infer(given))
+            rows = _fitting(schema, given)
+        except SchemaError:
+            _refuse_groups(given)
+            raise
         envs = env_ids if count is not None else self._environments(env_ids, rows.count)
         total = len(schema.columns)
         inputs = np.zeros(sl.IN_COLUMNS + 2 * total, np.int64)
@@ -279,6 +283,19 @@ class Incoming:
                 "before it led to, so the first row of an episode cannot end it"
             )
         return self._no_such_environment("env_ids", env)
+
+
+def _refuse_groups(given: Mapping[str, Any]) -> None:
+    """Say where groups of responses belong; here they could only be called wrong columns."""
+    for name, value in given.items():
+        first = value
+        while isinstance(first, list | tuple) and first:
+            first = first[0]
+        if type(first).__module__.startswith("recollect.rollouts."):
+            raise SchemaError(
+                f"column {name!r} holds a {type(first).__name__}: groups of responses go into an "
+                "rc.RolloutBuffer, and a ReplayBuffer holds steps of environments"
+            ) from None
 
 
 def _fitting(schema: Schema, given: Mapping[str, Any]) -> Rows:

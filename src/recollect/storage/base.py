@@ -159,6 +159,15 @@ class Storage(Protocol):
         """Hide items; returns the keys of those that were visible."""
         ...
 
+    def hide_up_to(self, field: str, bound: int) -> Keys:
+        """Hide the visible items whose field is at most `bound`; returns their keys.
+
+        The field is a whole number; items without it stay. Found through an order by the field,
+        lowest first, so it costs what it hides. A database says
+        `UPDATE ... WHERE field <= bound AND visible RETURNING key`.
+        """
+        ...
+
     def show(self, keys: Keys, *, returned: bool) -> int:
         """Make hidden items visible again, in their old order; returns how many.
 
@@ -183,6 +192,7 @@ class Storage(Protocol):
     ) -> None:
         """Store whole items again, with cells filled in that bring so much payload each.
 
+        Cells may also have been cleared, and rows taken out; the payload is then below 0.
         Rows are never overwritten, so a reader that holds the old ones is not disturbed.
         """
         ...

@@ -27,6 +27,7 @@ Array = NDArray[Any]
 ADD, REMOVE, CHANGE, SHOW, HIDE, FILL = 1, 2, 3, 4, 5, 8  # verbs of the kernel `arrange`
 NORMALIZE = {None: 0, "batch": 1, "table": 2}
 OVERFLOWING = 400.0  # halvings ahead of the reference at which weights are scaled anew
+LAST = (1 << 63) - 1  # what absent values sort as
 VANISHING = 1e-200  # a sum of weights below which their ratios would be lost
 
 
@@ -278,6 +279,17 @@ class Indexing:
             self._bits[field] = layout.FIRST_FREE_DEPENDENCY << (len(self._bits) - 3)
         return self._bits[field]
 
+    def first_value(self, row: int) -> int:
+        """The value of the first item of an order by a field, `LAST` where it is empty."""
+        index = self.indexes.at(row)
+        x, values, first = index.row, index.arrays[layout.A_SORT], LAST
+        if x[layout.HEAD] >= 0:
+            first = int(values[x[layout.HEAD]])
+        if x[layout.HEAPED]:  # an entry begins with its slot
+            top = int(index.arrays[layout.A_HEAP][layout.FIRST_ENTRY * layout.ENTRY // 8])
+            first = min(first, int(values[top & 0xFFFFFFFF]))
+        return first
+
     def orders_by(self, field: str) -> bool:
         """Whether an order depends on a field."""
         return any(i.kind.kind == layout.ORDER and i.kind.by == field for i in self.indexes)
@@ -298,13 +310,17 @@ class Indexing:
     def expect_versions(self, fields: Mapping[str, FieldValue]) -> None:
         """Before versions come that are far ahead of a reference, move it there."""
         version = fields.get("version")
-        if version is None:
+        if version is None or not any(self._ages(index) for index in self.indexes):
             return
         newest = float(np.max(version))
         for row, index in enumerate(self.indexes):
             half_life = index.kind.half_life
             if half_life is not None and (newest - index.reference) / half_life > OVERFLOWING:
                 self._rescale(row, newest)
+
+    @staticmethod
+    def _ages(index: Index) -> bool:
+        return index.kind.half_life is not None
 
     def scale_for_draw(self, rows: Ints) -> None:
         """Give the indexes of one draw one reference, at which their weights do not vanish."""

@@ -17,7 +17,7 @@ from recollect.errors import InvalidValue, UnknownKey
 from recollect.kernels import layout, load
 from recollect.query import Query, mask
 from recollect.schema import Rows, Schema
-from recollect.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.selectors import Linear, Mixed, Ordered, Prioritized, Selector, Smallest
 from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where
 from recollect.storage.buffers import BufferPool
 from recollect.storage.chosen import (
@@ -43,6 +43,7 @@ NO_PARTITION = np.zeros(1, np.int32)
 OUTPUTS = 24 << 20  # bytes of large outputs that are kept for reuse,
 OUTPUT_SHARE = 32  # and one in so many of the payload
 SEGMENTS = 8 << 20  # the same for segments
+LARGEST_CHUNK = 256  # items that `hide_up_to` looks at together
 
 
 class MemoryStorage:
@@ -74,6 +75,7 @@ class MemoryStorage:
         self._default = np.zeros(1)
         self._random = np.random.SeedSequence(layout_.seed).generate_state(4, np.uint64)
         self._credits: dict[tuple[Mixed, bool], Floats] = {}
+        self._orders: dict[str, Smallest] = {}  # those that no selector of the table asks for
         self._opened = 0  # segments, when we last looked whether to compact
         self._fewer_rows = self._fewer_bytes = 0  # at which we look again
         self._items.block[layout.MAX_TIMES] = layout_.max_times_sampled
@@ -494,6 +496,31 @@ class MemoryStorage:
         self._indexing.arrange(slots, HIDE)
         return self._items.key[slots]
 
+    def hide_up_to(self, field: str, bound: int) -> Keys:
+        indexing = self._indexing
+        plan = indexing.plan(self._smallest(field), False)
+        row = int(indexing.rows_over_all(plan)[0])
+        hidden: list[Keys] = []
+        chunk = 1
+        while indexing.first_value(row) <= bound:
+            # More at a time as more turn out to be due; those that are not go back to the front,
+            # which are fewer than those that were.
+            count = min(chunk, indexing.indexes.at(row).count)
+            chosen = self._run(plan, EVICT, count, False, 0, np.array([row], np.int64))
+            due = self._items.field(field).array[chosen.slots] <= bound
+            due &= self._items.field(field).array[chosen.slots] != self._items.field(field).absent
+            hidden.append(chosen.keys[due])
+            if not due.all():
+                indexing.arrange(np.ascontiguousarray(chosen.slots[~due][::-1]), SHOW)
+            chunk = min(2 * chunk, LARGEST_CHUNK)
+        return np.concatenate(hidden) if hidden else np.zeros(0, np.uint64)
+
+    def _smallest(self, field: str) -> Selector:
+        """The order by a field: one object for each, by which its plan is found again."""
+        if field not in self._orders:
+            self._orders[field] = Smallest(field)
+        return self._orders[field]
+
     def show(self, keys: Keys, *, returned: bool) -> int:
         items = self._items
         slots = items.slots_of(keys)
@@ -591,15 +618,20 @@ class MemoryStorage:
         assert store is not None
         slots = items.slots_of(keys)
         visible = self._still_visible(slots)
-        depends = self._indexing.bit("nbytes")
+        depends = self._indexing.bit("nbytes") | self._indexing.bit("rows")
         self._indexing.arrange(visible, REMOVE, depends)
         locations, _ = store.append(rows, per_item, slots.size)
         if locations.size != slots.size:
             locations = locations[0] + np.cumsum(per_item) - per_item
-        store.give_up(items.location[slots], per_item)
+        before = items.rows(slots)
+        store.give_up(items.location[slots], before)
         items.location[slots] = locations
         if store.tracking:
             store.track(locations, slots)
+        if not np.array_equal(before, per_item):
+            items.keep(layout.A_ROWS)
+            items.owned[layout.A_ROWS][slots] = per_item
+            items.block[layout.ROWS] += int(per_item.sum() - before.sum())
         items.owned[layout.A_NBYTES][slots] += payload
         items.block[layout.PAYLOAD] += int(payload.sum())
         leased = items.state[slots] == layout.LEASED
@@ -609,7 +641,7 @@ class MemoryStorage:
         store.drop_dead()
 
     def keep_indexes(self, selectors: Sequence[Selector]) -> None:
-        self._indexing.keep_for(list(selectors))
+        self._indexing.keep_for([*selectors, *self._orders.values()])
 
     # -- compaction -----------------------------------------------------------------------------
     def _stores(self) -> list[tuple[RowStore, Ints]]:

@@ -1,0 +1,145 @@
+"""Accounts: what happened to the groups of each task, so that none is lost unseen.
+
+Every group that was put is in one of these: stored, leased, or left with a reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from recollect.rollouts.encoding import Entry
+from recollect.rollouts.staleness import lag
+
+QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
+STARVING = 4  # groups that must have expired lately before a task can be said to starve
+FORGETTING = 0.5  # what is left of the recent counts after each train step that expired something
+
+log = logging.getLogger("recollect.rollouts")
+
+
+class Account:
+    """The counts of one task."""
+
+    __slots__ = (
+        "expired", "left", "put", "recently_expired", "recently_taken", "retried", "starves",
+        "taken",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.put = 0
+        self.taken = 0  # handed out, by a take or under a lease; sampled groups are not counted
+        self.expired = 0
+        self.retried = 0
+        self.left: Counter[str] = Counter()  # by reason
+        self.recently_expired = 0.0
+        self.recently_taken = 0.0
+        self.starves = False
+
+
+class Accounts:
+    """The accounts of all tasks. Guarded by the table's lock."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Account] = {}
+
+    def __getitem__(self, task: str) -> Account:
+        account = self._tasks.get(task)
+        if account is None:
+            account = self._tasks[task] = Account()
+        return account
+
+    def tasks(self) -> list[str]:
+        return list(self._tasks)
+
+    def took(self, task: str, count: int) -> None:
+        account = self[task]
+        account.taken += count
+        account.recently_taken += count
+
+    def expired(self, task: str, count: int) -> None:
+        account = self[task]
+        account.expired += count
+        account.recently_expired += count
+
+    def judge(self, tasks: Iterable[str]) -> None:
+        """After a train step: does a task's work expire faster than it is taken?"""
+        for task in tasks:
+            account = self[task]
+            expired, taken = account.recently_expired, account.recently_taken
+            starves = expired >= STARVING and expired > taken
+            if account.starves:  # until it clearly does not, so that it is said once
+                starves = 2 * expired > taken
+            if starves and not account.starves:
+                log.warning(
+                    "task %r starves: lately %d of its groups expired and %d were taken; take more "
+                    "of it, generate less, or allow more staleness",
+                    task,
+                    expired,
+                    taken,
+                )
+            account.starves = starves
+            account.recently_expired *= FORGETTING
+            account.recently_taken *= FORGETTING
+
+    def report(
+        self,
+        entries: list[Entry],
+        counts: dict[str, tuple[int, int, int]],
+        now: float,
+        train_step: int,
+    ) -> dict[str, dict[str, Any]]:
+        """All of it as plain data; `counts` has stored, leased and archived groups."""
+        by_task: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if entry.trained:
+                continue
+            by_task.setdefault(entry.task, []).append(entry)
+        report = {}
+        for task, account in self._tasks.items():
+            here = by_task.get(task, [])
+            stored, leased, archived = counts.get(task, (0, 0, 0))
+            report[task] = {
+                "put": account.put,
+                "stored": stored,
+                "leased": leased,
+                "archived": archived,  # those have left, as trained
+                "taken": account.taken,
+                "expired": account.expired,
+                "retried": account.retried,
+                "left": dict(account.left),
+                "age": _quantiles([now - entry.put_at for entry in here]),
+                "lag": _quantiles([lag(train_step, e.version) for e in here if e.version >= 0]),
+                "starves": account.starves,
+            }
+        return report
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        return {
+            task: {
+                name: dict(account.left) if name == "left" else getattr(account, name)
+                for name in Account.__slots__
+            }
+            for task, account in self._tasks.items()
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """What `state` returned."""
+        self._tasks = {}
+        for task, counts in state.items():
+            account = self[task]
+            for name, value in counts.items():
+                setattr(account, name, Counter(value) if name == "left" else value)
+
+
+def _quantiles(values: list[float]) -> dict[str, float]:
+    """By name, such as p50; none where there is nothing."""
+    if not values:
+        return {}
+    found = np.quantile(np.array(values, np.float64), QUANTILES).tolist()
+    return {f"p{share * 100:g}": value for share, value in zip(QUANTILES, found, strict=True)}

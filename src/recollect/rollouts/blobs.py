@@ -1,0 +1,55 @@
+"""Blobs: bytes that are stored once, however many groups refer to them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+
+def digest(blob: bytes) -> str:
+    """The name of a blob, made of its content: equal names mean equal bytes."""
+    return hashlib.blake2b(blob, digest_size=20).hexdigest()
+
+
+class Blobs:
+    """The blobs of a buffer, and how many groups refer to each. Guarded by the table's lock."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+        self._references: dict[str, int] = {}
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blobs)
+
+    def missing(self, blobs: Mapping[str, bytes]) -> int:
+        """Bytes that these would add."""
+        return sum(len(blob) for name, blob in blobs.items() if name not in self._blobs)
+
+    def add(self, blobs: Mapping[str, bytes]) -> None:
+        """A group refers to these."""
+        for name, blob in blobs.items():
+            if name not in self._blobs:
+                self._blobs[name] = blob
+                self.nbytes += len(blob)
+            self._references[name] = self._references.get(name, 0) + 1
+
+    def remove(self, names: Iterable[str]) -> int:
+        """A group refers to these no more; returns the bytes that were freed."""
+        before = self.nbytes
+        for name in names:
+            left = self._references[name] - 1
+            if left:
+                self._references[name] = left
+            else:
+                del self._references[name]
+                self.nbytes -= len(self._blobs.pop(name))
+        return before - self.nbytes
+
+    def get(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Blobs by name, for a reader that outlives the reference."""
+        return {name: self._blobs[name] for name in names}
+
+    def all(self) -> dict[str, bytes]:
+        """Every blob by name."""
+        return dict(self._blobs)

@@ -1,0 +1,196 @@
+"""`buffer.sync`: the calls of a rollout buffer for threads. They block where the others await."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.info import Lease, LeaseLike
+from recollect.rollouts.core import Core
+from recollect.rollouts.events import BlockingEvents
+from recollect.rollouts.expiring import advance
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.rollout import Status
+from recollect.rollouts.staleness import Staleness
+from recollect.rollouts.verbs import T, Verb
+from recollect.table import WhereLike
+
+
+class BlockingBuffer:
+    """The same calls as `rc.RolloutBuffer`, which says what they do, for threads.
+
+    >>> import recollect as rc
+    >>> buffer = rc.RolloutBuffer().sync
+    >>> key = buffer.put(rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="math"))
+    >>> len(buffer.take_batch({"math": 1}).groups["math"])
+    1
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def _run(self, verb: Verb[T]) -> T:
+        table = self._core.table
+        return verb.finish(table._attempt(verb.attempt, verb.room, verb.timeout, verb.what))
+
+    def put(self, group: Group, *, version: int | None = None) -> int | None:
+        return self._run(self._core.put(group, version))
+
+    def reserve(self, n: int, task: str) -> int:
+        return self._core.space.reserve(n, task)
+
+    def unreserve(self, n: int, task: str) -> int:
+        return self._core.space.unreserve(n, task)
+
+    def take(
+        self,
+        n: int,
+        task: str | None = None,
+        status: Status | str = Status.COMPLETED,
+        where: WhereLike = None,
+        lease: float | bool | None = None,
+        owner: str = "",
+    ) -> Groups:
+        return self._run(self._core.taking.take(n, task, status, where, lease, owner))
+
+    def take_batch(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        train_step: int | None = None,
+        where: WhereLike = None,
+        timeout: float | None = None,
+        lease: float | bool | None = None,
+        owner: str = "",
+    ) -> TakenBatch:
+        taking = self._core.taking
+        return self._run(taking.take_batch(sizes, train_step, where, timeout, lease, owner))
+
+    def sample(
+        self,
+        n: int,
+        *,
+        task: str | None = None,
+        where: WhereLike = None,
+        train_step: int | None = None,
+        timeout: float | None = None,
+    ) -> Groups:
+        return self._run(self._core.taking.sample(n, task, where, train_step, timeout))
+
+    def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
+        return self._run(self._core.taking.update(keys, fields))
+
+    def discard(self, keys: Any, reason: str = "filtered") -> int:
+        return self._run(self._core.discard(keys, reason))
+
+    @property
+    def train_step(self) -> int:
+        return self._core.train_step
+
+    def advance(self, train_step: int) -> dict[str, int]:
+        return self._run(advance(self._core, train_step))
+
+    def staleness(self, task: str) -> Staleness:
+        return self._core.rules[task]
+
+    def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
+        return self._run(self._core.taking.confirm(lease, train_step))
+
+    def give_back(self, lease: LeaseLike | int | None) -> int:
+        return self._run(self._core.taking.give_back(lease))
+
+    def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
+        return self._run(self._core.taking.renew(lease, seconds))
+
+    def release(self, owner: str) -> int:
+        return self._run(self._core.taking.release(owner))
+
+    def trained_at(self, train_step: int) -> Groups:
+        return self._run(self._core.taking.trained_at(train_step))
+
+    def claim(
+        self,
+        n: int,
+        lacks: str,
+        *,
+        lease: float | bool = 600,
+        task: str | None = None,
+        timeout: float | None = None,
+    ) -> Groups:
+        return self._core.stages.claim_blocking(n, lacks, lease, task, timeout)
+
+    def annotate(
+        self,
+        rollout_ids: Sequence[str],
+        attempt: int | Sequence[int],
+        *,
+        reward: Any = None,
+        rewards: Any = None,
+        arrays: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.bool_]:
+        stages = self._core.stages
+        return self._run(stages.annotate(rollout_ids, attempt, reward, rewards, arrays))
+
+    def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
+        return self._core.taking.is_ready(sizes, where)
+
+    def count(
+        self,
+        task: str | None = None,
+        status: Status | str | None = None,
+        where: WhereLike = None,
+    ) -> int:
+        return self._core.count(task, status, where)
+
+    def counts(self) -> dict[tuple[str, Status], int]:
+        return self._core.counts()
+
+    def get(self, keys: Any) -> Groups:
+        return self._core.get(keys)
+
+    def find(self, group_id: str) -> int | None:
+        return self._core.find(group_id)
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    @property
+    def nbytes(self) -> int:
+        return self._core.nbytes
+
+    def accounts(self) -> dict[str, dict[str, Any]]:
+        return self._core.account()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
+    def events(self, *kinds: str) -> BlockingEvents:
+        return self._core.events.subscribe_blocking(kinds)
+
+    def state(self) -> dict[str, Any]:
+        from recollect.rollouts import persistence
+
+        return persistence.state(self._core)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        from recollect.rollouts import persistence
+
+        persistence.restore(self._core, saved)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        from recollect.rollouts import persistence
+
+        persistence.save(self._core, path)
+
+    def load(self, path: str | PathLike[str]) -> None:
+        from recollect.rollouts import persistence
+
+        persistence.load(self._core, path)
+
+    def close(self) -> None:
+        self._core.close()

@@ -1,0 +1,364 @@
+"""`RolloutBuffer`: groups of rollouts that wait to be trained on. The face for asyncio.
+
+Every call checks what it is given and makes a verb of it (`core.py`), which is tried under the
+lock of the buffer's table; where it cannot go ahead, the call sleeps until a change may let it.
+`buffer.sync` makes the same verbs and waits in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.clock import Clock
+from recollect.info import Lease, LeaseLike
+from recollect.rollouts.blocking import BlockingBuffer
+from recollect.rollouts.core import Core
+from recollect.rollouts.events import AsyncEvents
+from recollect.rollouts.expiring import advance
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.rollout import Status
+from recollect.rollouts.staleness import Staleness
+from recollect.rollouts.verbs import T, Verb
+from recollect.selectors import Selector, StalestFirst
+from recollect.storage.base import Storage
+from recollect.table import Table, WhereLike
+
+
+class RolloutBuffer:
+    """Groups of rollouts by task and status, from the generators to the trainer.
+
+    Calls are coroutines; `buffer.sync` has the same ones, blocking, for threads. Those that say
+    'immediate' are plain calls in both.
+
+    >>> import asyncio
+    >>> import recollect as rc
+    >>> async def main():
+    ...     buffer = rc.RolloutBuffer()
+    ...     rollouts = [rc.Rollout([1, 2], [3, 4], finish_reason="stop") for _ in range(8)]
+    ...     await buffer.put(rc.Group(rollouts, task="math"), version=0)
+    ...     taken = await buffer.take_batch({"math": 1}, lease=60)
+    ...     await buffer.confirm(taken.lease)
+    ...     return taken.batch["response_ids"].lengths
+    >>> asyncio.run(main())
+    array([2, 2, 2, 2, 2, 2, 2, 2])
+
+    Args:
+        order: Which group `take`, `take_batch` and `sample` choose.
+        staleness: When rollouts are too old; one rule for all tasks, or one per task.
+        capacity: How many groups it holds at most, None for no bound.
+        capacity_bytes: How many bytes of payload it holds at most, blobs included.
+        max_uses: How often `sample` may draw a group before it leaves; 1 makes a queue, 0 sets no
+            limit.
+        overflow: What a put into a full buffer does: "block" waits, "drop_stalest" evicts,
+            "drop_newest" discards what comes, "raise" raises `BufferFull`.
+        needs: Cells that every rollout must have before its group is ready: "reward", "logprobs",
+            "rewards", or the name of an array.
+        tags: Extras that become fields for queries: names and types. A group's own extra counts;
+            where it has none, that of its rollouts (the mean of numbers, else what all agree on).
+        archive: Whether confirmed groups stay, as ARCHIVED.
+        storage: Where groups live; `rc.MemoryStorage()` where None.
+        seed: Makes draws repeatable.
+        journal: Not available yet; must be None.
+        name: What messages and stores call the buffer's table.
+        clock: Where time comes from, for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: Selector | None = None,
+        staleness: Staleness | Mapping[str, Staleness] | None = None,
+        capacity: int | None = None,
+        capacity_bytes: int | None = None,
+        max_uses: int = 1,
+        overflow: str = "block",
+        needs: Sequence[str] = (),
+        tags: Mapping[str, Any] | None = None,
+        archive: bool = False,
+        storage: Storage | None = None,
+        seed: int | None = None,
+        journal: Any = None,
+        name: str = "rollouts",
+        clock: Clock | None = None,
+    ) -> None:
+        self._core = Core(
+            order=StalestFirst() if order is None else order,
+            staleness=Staleness() if staleness is None else staleness,
+            capacity=capacity,
+            capacity_bytes=capacity_bytes,
+            max_uses=max_uses,
+            overflow=overflow,
+            needs=needs,
+            tags=tags,
+            archive=archive,
+            storage=storage,
+            seed=seed,
+            journal=journal,
+            name=name,
+            clock=clock,
+        )
+        self.sync = BlockingBuffer(self._core)
+
+    async def _run(self, verb: Verb[T]) -> T:
+        table = self._core.table
+        return verb.finish(
+            await table._attempt_async(verb.attempt, verb.room, verb.timeout, verb.what)
+        )
+
+    # -- coming ---------------------------------------------------------------------------------
+    async def put(self, group: Group, *, version: int | None = None) -> int | None:
+        """Store a group; returns its key, or None where it was discarded.
+
+        `version` stamps the tokens that have no version yet, and the dispatch version of rollouts
+        that have none. A group that is too old already is retried or discarded as its staleness
+        says. A `group_id` that is stored is replaced; one that is leased raises `InvalidValue`.
+        """
+        verb = self._core.put(group, version)
+        table = self._core.table
+        return verb.finish(
+            await table._attempt_async(verb.attempt, verb.room, verb.timeout, verb.what)
+        )
+
+    def reserve(self, n: int, task: str) -> int:
+        """Immediate: promise room for up to n groups of a task; returns for how many there is.
+
+        The next puts of that task use what is promised and never block.
+        """
+        return self._core.space.reserve(n, task)
+
+    def unreserve(self, n: int, task: str) -> int:
+        """Immediate: give promised room back, as for generations that were cancelled."""
+        return self._core.space.unreserve(n, task)
+
+    # -- going ----------------------------------------------------------------------------------
+    async def take(
+        self,
+        n: int,
+        task: str | None = None,
+        status: Status | str = Status.COMPLETED,
+        where: WhereLike = None,
+        lease: float | bool | None = None,
+        owner: str = "",
+    ) -> Groups:
+        """Hand out up to n groups in order, and remove or lease them. Never waits.
+
+        `lease` is a number of seconds, or True for a lease without a deadline.
+        """
+        return await self._run(self._core.taking.take(n, task, status, where, lease, owner))
+
+    async def take_batch(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        train_step: int | None = None,
+        where: WhereLike = None,
+        timeout: float | None = None,
+        lease: float | bool | None = None,
+        owner: str = "",
+    ) -> TakenBatch:
+        """Wait until every task has its share of ready groups, then take all of them, or none.
+
+        `train_step` advances to that step first. `lease` is a number of seconds, or True for a
+        lease without a deadline; None removes the groups at once.
+        """
+        verb = self._core.taking.take_batch(sizes, train_step, where, timeout, lease, owner)
+        return await self._run(verb)
+
+    async def sample(
+        self,
+        n: int,
+        *,
+        task: str | None = None,
+        where: WhereLike = None,
+        train_step: int | None = None,
+        timeout: float | None = None,
+    ) -> Groups:
+        """Wait for n ready groups and draw them by the order; they stay until `max_uses`.
+
+        The groups of a batch are distinct. `.info` has their probabilities and importance weights.
+        """
+        return await self._run(self._core.taking.sample(n, task, where, train_step, timeout))
+
+    async def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
+        """Change the priority, or tags, of groups; returns a mask: which keys were there."""
+        return await self._run(self._core.taking.update(keys, fields))
+
+    async def discard(self, keys: Any, reason: str = "filtered") -> int:
+        """Remove groups by key, with a reason for `events`; returns how many went.
+
+        Leased groups stay: they belong to whoever holds the lease.
+        """
+        return await self._run(self._core.discard(keys, reason))
+
+    # -- time -----------------------------------------------------------------------------------
+    @property
+    def train_step(self) -> int:
+        """The train step that staleness is judged at; 1 before the first `advance`."""
+        return self._core.train_step
+
+    async def advance(self, train_step: int) -> dict[str, int]:
+        """The trainer is at this step now: expire what is too old for it.
+
+        Returns how many groups newly expired, by task. Costs what expires, not what is stored. A
+        step that is not ahead of the buffer's changes nothing.
+        """
+        return await self._run(advance(self._core, train_step))
+
+    def staleness(self, task: str) -> Staleness:
+        """Immediate: the rule of a task."""
+        return self._core.rules[task]
+
+    # -- leases ---------------------------------------------------------------------------------
+    async def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
+        """The leased groups are trained: they leave, or are archived; returns how many."""
+        return await self._run(self._core.taking.confirm(lease, train_step))
+
+    async def give_back(self, lease: LeaseLike | int | None) -> int:
+        """Bring the leased groups back, in their old order and marked redelivered."""
+        return await self._run(self._core.taking.give_back(lease))
+
+    async def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
+        """Hold a lease for so many seconds from now."""
+        return await self._run(self._core.taking.renew(lease, seconds))
+
+    async def release(self, owner: str) -> int:
+        """Give back every lease of an owner, such as a trainer that died; returns how many."""
+        return await self._run(self._core.taking.release(owner))
+
+    async def trained_at(self, train_step: int) -> Groups:
+        """The archived groups that a train step trained on (`archive=True`)."""
+        return await self._run(self._core.taking.trained_at(train_step))
+
+    # -- stages ---------------------------------------------------------------------------------
+    async def claim(
+        self,
+        n: int,
+        lacks: str,
+        *,
+        lease: float | bool = 600,
+        task: str | None = None,
+        timeout: float | None = None,
+    ) -> Groups:
+        """Wait for COMPLETED groups that lack a cell, and claim up to n of them.
+
+        They stay where they are; until the lease ends nobody else claims them for that cell.
+        `.lease` is the claim: annotating the groups ends it, `give_back` and `renew` work too.
+        """
+        return await self._core.stages.claim(n, lacks, lease, task, timeout)
+
+    async def annotate(
+        self,
+        rollout_ids: Sequence[str],
+        attempt: int | Sequence[int],
+        *,
+        reward: Any = None,
+        rewards: Any = None,
+        arrays: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.bool_]:
+        """Fill cells of rollouts: rewards, or arrays, one per rollout id.
+
+        Returns a mask that is false where the group has gone, or the rollout was retried since
+        `attempt`. A group whose cells are complete becomes ready.
+        """
+        verb = self._core.stages.annotate(rollout_ids, attempt, reward, rewards, arrays)
+        return await self._run(verb)
+
+    # -- looking --------------------------------------------------------------------------------
+    def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
+        """Immediate: whether `take_batch` of these sizes would go ahead now."""
+        return self._core.taking.is_ready(sizes, where)
+
+    def count(
+        self,
+        task: str | None = None,
+        status: Status | str | None = None,
+        where: WhereLike = None,
+    ) -> int:
+        """Immediate: how many groups are stored and not leased, by task, status and query."""
+        return self._core.count(task, status, where)
+
+    def counts(self) -> dict[tuple[str, Status], int]:
+        """Immediate: the same for every task and status that has any."""
+        return self._core.counts()
+
+    def get(self, keys: Any) -> Groups:
+        """Immediate: read groups by key without touching them; raises `UnknownKey`."""
+        return self._core.get(keys)
+
+    def find(self, group_id: str) -> int | None:
+        """Immediate: the key of a stored group, None where it is not there."""
+        return self._core.find(group_id)
+
+    def __len__(self) -> int:
+        """Groups stored, leased ones included."""
+        return len(self._core)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload, each blob counted once."""
+        return self._core.nbytes
+
+    def accounts(self) -> dict[str, dict[str, Any]]:
+        """Immediate: per task what was put, taken, expired, retried, dropped and why, what is
+        stored and leased, quantiles of age and lag, and whether the task starves."""
+        return self._core.account()
+
+    def stats(self) -> dict[str, Any]:
+        """Immediate: numbers about the whole buffer."""
+        return self._core.stats()
+
+    @property
+    def table(self) -> Table:
+        """The table that holds the groups, for stores and for those who follow its effects."""
+        return self._core.table
+
+    # -- what leaves ----------------------------------------------------------------------------
+    def events(self, *kinds: str) -> AsyncEvents:
+        """Batches of what happens from now on: each group that leaves appears once.
+
+        Kinds are `"taken"`, `"confirmed"`, `"expired"` and `"discarded"`, for groups that leave,
+        and `"retried"`, for those that stay and are generated again. None given: all that leave.
+        The iterator is registered by this call; leaving its loop, or `aclose()`, ends it.
+        """
+        return self._core.events.subscribe(kinds)
+
+    # -- saving ---------------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """Immediate: everything that decides what later calls return, as plain data and arrays.
+
+        Leases and claims count as given back.
+        """
+        from recollect.rollouts import persistence
+
+        return persistence.state(self._core)
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Immediate: put back what `state` returned; the buffer must be empty."""
+        from recollect.rollouts import persistence
+
+        persistence.restore(self._core, saved)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Immediate: write a snapshot to a folder, all of it or nothing."""
+        from recollect.rollouts import persistence
+
+        persistence.save(self._core, path)
+
+    def load(self, path: str | PathLike[str]) -> None:
+        """Immediate: put a snapshot into this buffer, which must be empty."""
+        from recollect.rollouts import persistence
+
+        persistence.load(self._core, path)
+
+    def close(self) -> None:
+        """End the buffer: every waiter, and every later call, raises `TableClosed`."""
+        self._core.close()
+
+    def __repr__(self) -> str:
+        return f"RolloutBuffer({len(self)} groups, train step {self.train_step})"

@@ -1,0 +1,442 @@
+"""What a rollout buffer keeps, and its verbs: each is tried under the lock and never waits.
+
+Groups are the items of one table. Beside it there are only small things: which key a group id
+has, promised room, blobs, accounts, and who wants to know of events. The table's lock guards
+all of it. `buffer.py` and `blocking.py` are the two faces that run the verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect import kernels
+from recollect.arguments import flag, keys_of, names, text, whole
+from recollect.clock import Clock
+from recollect.errors import InvalidValue, shown
+from recollect.query import as_query, field
+from recollect.ragged import Ragged
+from recollect.rollouts.accounts import Accounts
+from recollect.rollouts.blobs import Blobs
+from recollect.rollouts.encoding import (
+    ARRAYS,
+    ROWS,
+    SHARED,
+    Encoded,
+    Entry,
+    encode,
+    fitted,
+    rows_in,
+)
+from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
+from recollect.rollouts.expiring import expire_due, stale_rows, verdict, without_stale
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, finished
+from recollect.rollouts.rollout import Status, as_status
+from recollect.rollouts.space import Space
+from recollect.rollouts.stages import Stages, check_cell
+from recollect.rollouts.staleness import FIRST_STEP, Rules
+from recollect.rollouts.taking import Taking
+from recollect.rollouts.verbs import Verb
+from recollect.schema import Rows
+from recollect.selectors import Selector, StalestFirst
+from recollect.storage.base import Chosen, Storage, Where
+from recollect.storage.fields import parse_tags
+from recollect.table import LARGEST_CAPACITY, Table, WhereLike, _Insert
+from recollect.waiting import Blocked
+
+Keys = NDArray[np.uint64]
+
+OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
+OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
+NO_KEYS = np.zeros(0, np.uint64)
+
+
+class Core:
+    """The state of a buffer. Calls without a verb are immediate and take the lock themselves."""
+
+    def __init__(
+        self,
+        *,
+        order: Selector,
+        staleness: Any,
+        capacity: int | None,
+        capacity_bytes: int | None,
+        max_uses: int,
+        overflow: str,
+        needs: Any,
+        tags: Mapping[str, Any] | None,
+        archive: bool,
+        storage: Storage | None,
+        seed: int | None,
+        journal: Any,
+        name: str,
+        clock: Clock | None,
+    ) -> None:
+        self.rules = Rules(staleness)
+        self.capacity = None if capacity is None else whole("capacity", capacity, 1)
+        self.capacity_bytes = None
+        if capacity_bytes is not None:
+            self.capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
+        if overflow not in OVERFLOW:
+            raise InvalidValue(
+                f"overflow: expected one of {', '.join(map(repr, OVERFLOW))}, got {shown(overflow)}"
+            )
+        self.overflow = overflow
+        self.needs = names("needs", needs)
+        for need in self.needs:
+            check_cell("needs", need)
+        self.archive = flag("archive", archive)
+        self.tags = parse_tags(tags)
+        for tag in OWN_TAGS:
+            if tag in self.tags:
+                raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
+        self.table = Table(
+            name,
+            capacity=LARGEST_CAPACITY if self.capacity is None else self.capacity,
+            sampler=order,
+            remover=StalestFirst(),
+            max_times_sampled=whole("max_uses", max_uses, 0),
+            signature={**ROWS, **SHARED},
+            tags={**self.tags, **OWN_TAGS},
+            partition_by=("task", "status", "ready"),
+            storage=storage,
+            seed=seed,
+            journal=journal,
+            clock=clock,
+        )
+        kernels.load_tokens()
+        self.train_step = FIRST_STEP
+        self.entries: dict[int, Entry] = {}
+        self.by_id: dict[str, int] = {}
+        self.blobs = Blobs()
+        self.accounts = Accounts()
+        self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
+        self.events = Events(self.table._transaction)
+        self.space = Space(self)
+        self.stages = Stages(self)
+        self.taking = Taking(self)
+        self._names = (self.table._schema, list(ROWS))
+        self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
+        self._per_item: dict[int, NDArray[np.int32]] = {}
+
+    @property
+    def storage(self) -> Storage:
+        return self.table._storage
+
+    # -- putting ----------------------------------------------------------------------------------
+    def put(self, group: Group, version: int | None) -> Verb[int | None]:
+        if not isinstance(group, Group):
+            raise InvalidValue(f"put: expected an rc.Group, got {shown(group)}")
+        if version is not None:
+            version = whole("version", version, 0, (1 << 31) - 1)
+        rule = self.rules[group.task]
+        encoded = encode(group, version, rule, self.tags)
+        if self.table._ages and encoded.status is Status.COMPLETED:
+            self.table._check_ages(encoded.fields, 1)
+
+        def attempt() -> int | Blocked | None:
+            self._check_not_leased(group)
+            if encoded.expires > self.train_step:
+                key = self._store(group, encoded)
+            else:
+                key = self._store_stale(group, version, encoded)
+            if self.space.promised and not isinstance(key, Blocked):
+                self.space.unreserve(1, group.task)
+            return key
+
+        return Verb(attempt, self.table._gate.departures, None, "put")
+
+    def _check_not_leased(self, group: Group) -> None:
+        stored = self.by_id.get(group.group_id)
+        if stored is not None and not self._visible(stored):
+            raise InvalidValue(
+                f"group {group.group_id!r} is leased and cannot be replaced; confirm the lease or "
+                "give it back first"
+            )
+
+    def _store_stale(
+        self, group: Group, version: int | None, encoded: Encoded
+    ) -> int | Blocked | None:
+        """A group is too old when it comes: store what its retry needs, or discard it."""
+        rule, account = self.rules[group.task], self.accounts[group.task]
+        stale = stale_rows(encoded.columns, encoded.present, rule, self.train_step)
+        attempt = max(r.attempt for r, old in zip(group, stale, strict=True) if old)
+        reason = verdict(rule, attempt)
+        key: int | Blocked | None = None
+        if reason is not None:
+            self.refuse(group, reason)
+        else:
+            key = self._store(group, encode(without_stale(group, stale), version, rule, self.tags))
+            if key is None or isinstance(key, Blocked):  # for want of room, and nothing else
+                return key
+            account.retried += 1
+            if self.events.wants("retried"):
+                told = Event("retried", "expired", key, group.task, group.group_id, [group], 0)
+                self.events.tell("retried", [told])
+        if not any(rollout.status is Status.EXPIRED for rollout in group):
+            self.accounts.expired(group.task, 1)
+        return key
+
+    def refuse(self, group: Group, reason: str) -> None:
+        """A group is discarded before it is stored."""
+        account = self.accounts[group.task]
+        account.put += 1
+        account.left[reason] += 1
+        kind = KIND_OF.get(reason, "discarded")
+        if self.events.wants(kind):
+            self.events.tell(
+                kind, [Event(kind, reason, None, group.task, group.group_id, [group], 0)]
+            )
+
+    def _store(self, group: Group, encoded: Encoded) -> int | Blocked | None:
+        table, task = self.table, group.task
+        replaced = self.by_id.get(group.group_id)
+        if encoded.arrays:
+            self._add_columns(encoded)
+        rows = rows_in(encoded, self.column_names())
+        shared = Rows(1, encoded.shared, encoded.shared_present)
+        if self.capacity is not None or self.capacity_bytes is not None:
+            full = self.space.make(group, encoded, rows, shared, replaced)
+            if full is not None:
+                return full if isinstance(full, Blocked) else None
+        if replaced is not None:
+            self.remove(np.array([replaced], np.uint64), "replaced")
+        lacks = self.stages.lacking(encoded.columns, encoded.present, encoded.arrays)
+        key = self.insert(encoded, rows, not any(need in lacks for need in self.needs))
+        entry = encoded.entry
+        entry.put_at = table._clock.time()
+        self.entries[key] = entry
+        self.by_id[group.group_id] = key
+        self.stages.stored(key, entry)
+        if encoded.blobs:
+            self.blobs.add(encoded.blobs)
+        self.accounts[task].put += 1
+        if encoded.status is Status.COMPLETED:
+            self.stages.came(key, entry, lacks)
+        return key
+
+    def insert(self, encoded: Encoded, rows: Rows, ready: bool) -> int:
+        """Store what was encoded, for which there is room; returns its key."""
+        table = self.table
+        encoded.fields["ready"] = ready
+        per_item = self._per_item.get(encoded.count)
+        if per_item is None:
+            per_item = self._per_item[encoded.count] = np.array([encoded.count], np.int32)
+        shared = Rows(1, encoded.shared, encoded.shared_present)
+        inserted = table._try_insert(
+            _Insert(
+                rows,
+                shared,
+                per_item,
+                1,
+                None,
+                encoded.fields,
+                0.0,
+                -1.0,
+                {},
+                None,
+                table._schema,
+                table._shared_schema,
+                None,
+            )
+        )
+        assert not isinstance(inserted, Blocked)
+        return int(inserted[0][0])
+
+    def column_names(self) -> list[str]:
+        schema = self.table._schema
+        if self._names[0] is not schema:
+            assert schema is not None
+            self._names = (schema, list(schema.columns))
+        return self._names[1]
+
+    def _add_columns(self, encoded: Encoded) -> None:
+        """Have a column for each array; what comes in another dtype of its kind is converted."""
+        columns = self.table.columns
+        for name, (cells, present) in encoded.arrays.items():
+            assert isinstance(cells, Ragged)
+            column = columns.get(ARRAYS + name)
+            if column is None:
+                self.table.add_column(ARRAYS + name, cells.dtype, cells.inner_shape, ragged=True)
+            else:
+                encoded.arrays[name] = (fitted(name, cells, column), present)
+
+    # -- leaving ----------------------------------------------------------------------------------
+    def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
+        """Groups leave the storage and the buffer."""
+        kind = KIND_OF.get(reason, "discarded")
+        keep = bool(self.table._effects.followers) or self.events.wants(kind)
+        remove = self.storage.remove if hidden else self.storage.delete
+        self.gone(remove(keys, keep), reason)
+
+    def gone(self, chosen: Chosen, reason: str) -> None:
+        """Groups have left the storage: forget them, count them, and tell who wants to know."""
+        entries = []
+        for key in chosen.keys.tolist():
+            entry = self.entries.pop(key)
+            if self.by_id.get(entry.group_id) == key:
+                del self.by_id[entry.group_id]
+            entries.append(entry)
+            if entry.lacks:
+                self.stages.went(key, entry)
+            self.stages.forget(key, entry)
+        self._count_and_tell(chosen, entries, reason)
+        for entry in entries:
+            if entry.blobs:
+                self.blobs.remove(entry.blobs)
+        self.table._left(chosen.count, reason, chosen)
+
+    def _count_and_tell(self, chosen: Chosen, entries: list[Entry], reason: str) -> None:
+        """Once for each group: what is in the archive was told of when it was confirmed."""
+        kind = KIND_OF.get(reason, "discarded")
+        for entry in entries:
+            if not entry.trained:
+                self.accounts[entry.task].left[reason] += 1
+        if self.events.wants(kind):
+            left = Left(chosen, self.blobs_of(entries))
+            told = events_of(kind, reason, chosen.keys, entries, left)
+            news = [event for event, e in zip(told, entries, strict=True) if not e.trained]
+            if news:
+                self.events.tell(kind, news)
+
+    def leave_account(self, keys: Keys, reason: str) -> None:
+        """Groups are done with, and stay for those who look back."""
+        entries = [self.entries[key] for key in keys.tolist()]
+        for key, entry in zip(keys.tolist(), entries, strict=True):
+            self.stages.went(key, entry)
+        self._count_and_tell(self.storage.get(keys, None), entries, reason)
+        for entry in entries:
+            entry.trained = True
+
+    def blobs_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
+        """The blobs that some groups refer to, for those who read them later."""
+        blobs: dict[str, bytes] = {}
+        for entry in entries:
+            if entry.blobs:
+                blobs.update(self.blobs.get(entry.blobs))
+        return blobs
+
+    def discard(self, keys: Any, reason: str) -> Verb[int]:
+        keys, reason = keys_of(keys), text("reason", reason)
+
+        def attempt() -> int:
+            found = self.storage.find(keys, None, visible=True)
+            if found.size:
+                self.remove(found, reason)
+            return int(found.size)
+
+        return Verb(attempt, self.table._gate.arrivals, None, "discard")
+
+    # -- looking ----------------------------------------------------------------------------------
+    def where(
+        self, task: Any, status: Any, ready: bool | None, more: WhereLike = None
+    ) -> Where | None:
+        """The query for groups of a task and a status, None for all."""
+        key = (task, status, ready)
+        if more is None and key in self._wheres:
+            return self._wheres[key]
+        query = None if more is None else as_query(more)
+        for name, value in (("task", task), ("status", status), ("ready", ready)):
+            if value is not None:
+                condition = field(name) == (value.value if isinstance(value, Status) else value)
+                query = condition if query is None else condition & query
+        bound = None if query is None else self.table._where(query)
+        if more is None:
+            if len(self._wheres) >= 1024:
+                self._wheres.clear()
+            self._wheres[key] = bound
+        return bound
+
+    def _visible(self, key: int) -> bool:
+        return self.storage.find(np.array([key], np.uint64), None, visible=True).size > 0
+
+    def collated(
+        self, chosen: Chosen, step: int, blobs: Mapping[str, bytes], lease: Any = None
+    ) -> Groups:
+        """Chosen groups as one batch, with the mask of a train step. Needs no lock."""
+        batch = chosen.read(lease=lease)
+        limits: Any = 0
+        if self.rules.by_token:
+            limits = np.array(
+                [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],
+                np.int64,
+            )
+        return finished(batch, limits, blobs)
+
+    def get(self, keys: Any) -> Groups:
+        keys = keys_of(keys)
+        with self.table._transaction():
+            self.table._enter()
+            chosen = self.storage.get(keys, None)
+            blobs = self.blobs_of([self.entries[key] for key in keys.tolist()])
+            step = self.train_step
+        return self.collated(chosen, step, blobs)
+
+    def find(self, group_id: str) -> int | None:
+        with self.table._transaction():
+            return self.by_id.get(group_id)
+
+    def count(self, task: str | None, status: Status | str | None, where: WhereLike) -> int:
+        wanted = None if status is None else as_status(status)
+        bound = self.where(task, wanted, None, where)
+        with self.table._transaction():
+            self.enter()
+            return self.storage.available(bound)[0]
+
+    def counts(self) -> dict[tuple[str, Status], int]:
+        with self.table._transaction():
+            self.enter()
+            found = {}
+            for task, status in self.storage.counts(("task", "status")):
+                count = self.storage.available(self.where(task, Status(status), None))[0]
+                if count:
+                    found[task, Status(status)] = count
+            return found
+
+    def enter(self) -> None:
+        """What every call that counts or takes does first: what came back too old expires."""
+        self.table._enter()
+        expire_due(self)
+
+    def __len__(self) -> int:
+        with self.table._transaction():
+            self.enter()
+            return len(self.storage)
+
+    @property
+    def nbytes(self) -> int:
+        with self.table._transaction():
+            return self.storage.nbytes + self.blobs.nbytes
+
+    def account(self) -> dict[str, dict[str, Any]]:
+        with self.table._transaction():
+            self.enter()
+            entries = list(self.entries.values())
+            counts = {}
+            for task, stored in self.storage.counts(("task",)).items():
+                visible = self.storage.available(self.where(task, None, None))[0]
+                archived = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
+                counts[task] = (visible - archived, stored - visible, archived)
+            return self.accounts.report(entries, counts, self.table._clock.time(), self.train_step)
+
+    def stats(self) -> dict[str, Any]:
+        with self.table._transaction():
+            return {
+                **self.table.stats(),
+                "nbytes": self.nbytes,
+                "blobs": len(self.blobs),
+                "capacity": self.capacity,
+                "capacity_bytes": self.capacity_bytes,
+                "train_step": self.train_step,
+                "promised": dict(self.space.promised),
+                "claimed": self.stages.claimed,
+            }
+
+    def close(self) -> None:
+        with self.table._transaction():
+            self.table.close()
+            self.events.close()

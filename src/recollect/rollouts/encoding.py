@@ -1,0 +1,465 @@
+"""A group as columns: its rollouts are rows, what they share is one cell per group; and back.
+
+No loop here goes over tokens. The arrays of a group's rollouts become one ragged column by one
+concatenation; only when that does not fit is each rollout looked at, to convert it or to say
+what is wrong with it. Where `put` stamps all tokens of a rollout with one version, that number
+is stored and not a copy of it per token; `groups.py` spreads it when a batch is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect import kernels
+from recollect.errors import InvalidValue, SchemaError, shown
+from recollect.query import FieldType
+from recollect.ragged import Ragged
+from recollect.rollouts.blobs import digest
+from recollect.rollouts.cells import (
+    FLOAT32,
+    INT8,
+    INT32,
+    Cells,
+    Unfit,
+    finish_reasons,
+    integers,
+    json_of,
+    offsets_of,
+    other_array,
+    per_token,
+    ragged_of,
+    rewards_of,
+    status_codes,
+    text_of,
+    texts_of,
+)
+from recollect.rollouts.group import Group
+from recollect.rollouts.rollout import FINISH_REASONS, Rollout, Status, group_status
+from recollect.rollouts.staleness import NEVER, NONE, Staleness
+from recollect.schema import Column, Rows, Stored
+from recollect.storage.fields import check_value
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+ARRAYS = "arrays."  # how the columns of other arrays begin
+
+ROWS: dict[str, Column] = {
+    "response_ids": Column("int32", ragged=True),
+    "logprobs": Column("float32", ragged=True, optional=True),
+    "loss_mask": Column("int8", ragged=True, optional=True),
+    "versions": Column("int32", ragged=True, optional=True),
+    "stamp": Column("int64"),  # the version of every token, -1 where `versions` says it, or none
+    "dispatch_version": Column("int64"),  # -1: none
+    "reward": Column("float64", optional=True),
+    "status": Column("int8"),
+    "segment": Column("int32"),
+    "attempt": Column("int32"),
+    "rollout_id": Column("str"),
+    "finish_reason": Column("str", optional=True),
+    "error": Column("str", optional=True),
+    "rewards": Column("str", optional=True),  # JSON, as are the following
+    "turns": Column("str", optional=True),
+    "extras": Column("str", optional=True),
+    "blobs": Column("str", optional=True),
+    "own_prompt_ids": Column("int32", ragged=True, optional=True),  # where it is not the group's
+}
+SHARED: dict[str, Column] = {
+    "prompt_ids": Column("int32", ragged=True, shared=True),
+    "group_id": Column("str", shared=True),
+    "about": Column("str", optional=True, shared=True),  # JSON: prompt, ground truth, extras
+    "shared_blobs": Column("str", optional=True, shared=True),
+}
+BLOBS = list(ROWS).index("blobs")
+
+NOTHING = (None,) * 6  # the columns of `_encode_rare`, where no rollout has any
+
+
+class Entry:
+    """What a buffer keeps of a stored group beside its table."""
+
+    __slots__ = (
+        "blobs",
+        "group_id",
+        "lacks",
+        "put_at",
+        "rollout_ids",
+        "task",
+        "trained",
+        "version",
+    )
+
+    def __init__(
+        self, group_id: str, task: str, rollout_ids: list[str], version: int, put_at: float
+    ) -> None:
+        self.group_id = group_id
+        self.task = task
+        self.rollout_ids = rollout_ids
+        self.version = version
+        self.put_at = put_at
+        self.blobs: Sequence[str] = ()
+        self.lacks: Sequence[str] = ()
+        self.trained = False  # whether it has left its account and stays in the archive
+
+
+class Encoded:
+    """A group as it will be stored."""
+
+    __slots__ = (
+        "arrays", "blobs", "columns", "count", "entry", "expires", "fields", "present", "shared",
+        "shared_present", "status", "version",
+    )  # fmt: skip
+
+    columns: list[Stored]
+    present: list[Mask | None]
+    arrays: dict[str, Cells]
+    shared: list[Stored]
+    shared_present: list[Mask | None]
+    count: int
+    status: Status
+    version: int  # -1: none
+    expires: int
+    fields: dict[str, Any]
+    blobs: dict[str, bytes]
+    entry: Entry
+
+
+def encode(
+    group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
+) -> Encoded:
+    """Check a group and make its columns."""
+    if not group.rollouts:
+        group_status(())
+    try:
+        return _encode(group, version, rule, tags)
+    except (Unfit, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InvalidValue):
+            raise
+        for place, rollout in enumerate(group.rollouts):
+            try:
+                rollout.check()
+            except InvalidValue as wrong:
+                raise InvalidValue(f"rollout {place}: {wrong}") from None
+    try:
+        return _encode(group, version, rule, tags)
+    except Unfit as error:
+        raise InvalidValue(f"group {group.group_id!r}: {error}") from None
+
+
+def _encode(
+    group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
+) -> Encoded:
+    rollouts = group.rollouts
+    encoded = Encoded()
+    encoded.count = len(rollouts)
+    statuses = [r._status or FINISH_REASONS.get(r._finish_reason) or r.status for r in rollouts]
+    encoded.status = status = group_status(statuses)
+    cells = [rollout.response_ids for rollout in rollouts]
+    lengths = list(map(len, cells))
+    offsets = offsets_of(lengths)
+    tokens = np.concatenate(cells)
+    if tokens.dtype != INT32 or tokens.ndim != 1:
+        raise Unfit("response_ids are not tokens")
+    logprobs = per_token("logprobs", [r.logprobs for r in rollouts], lengths, offsets, FLOAT32)
+    mask = per_token("loss_mask", [r.loss_mask for r in rollouts], lengths, offsets, INT8)
+    ids = [rollout.rollout_id for rollout in rollouts]
+    if len(set(ids)) != len(ids):
+        _check_segments(rollouts)
+    dispatch = _dispatch(rollouts, version)
+    stamp, versions, oldest = _stamped(rollouts, lengths, logprobs, version)
+    reward = rewards_of([rollout.reward for rollout in rollouts])
+    reasons = finish_reasons([rollout._finish_reason for rollout in rollouts])
+    encoded.columns = [
+        Ragged._make(tokens, offsets),
+        logprobs[0],
+        mask[0],
+        versions[0],
+        integers(stamp, np.int64),
+        integers(dispatch, np.int64),
+        reward[0],
+        status_codes(statuses),
+        integers([rollout.segment for rollout in rollouts], np.int32),
+        integers([rollout.attempt for rollout in rollouts], np.int32),
+        text_of(ids),
+        reasons[0],
+    ]
+    encoded.present = [
+        None, logprobs[1], mask[1], versions[1], None, None, reward[1], None, None, None, None,
+        reasons[1],
+    ]  # fmt: skip
+    encoded.arrays = {}
+    if _is_plain(group):
+        encoded.columns += NOTHING
+        encoded.present += NOTHING
+    else:
+        _encode_rare(encoded, group)
+    _encode_shared(encoded, group)
+    first, other = (oldest, dispatch) if rule.measure == "oldest_token" else (dispatch, oldest)
+    if min(first) < 0:
+        first = [f if f >= 0 else o for f, o in zip(first, other, strict=True)]
+        first = [version for version in first if version >= 0] or [NONE]
+    encoded.version = min(first)
+    encoded.expires = rule.expires_at(encoded.version) if encoded.version >= 0 else NEVER
+    if rule.max_token_staleness is not None:
+        newest = newest_trainable(encoded.columns, encoded.present, offsets)
+        assert rule.token_threshold is not None
+        for step in newest[newest >= 0].tolist():
+            encoded.expires = min(encoded.expires, step + rule.token_threshold + 1)
+    if status is Status.ARCHIVED:
+        encoded.expires = NEVER
+    encoded.entry = Entry(group.group_id, group.task, ids, encoded.version, 0.0)
+    encoded.entry.blobs = tuple(encoded.blobs)
+    encoded.fields = {
+        "task": group.task,
+        "status": status.value,
+        "version": encoded.version if encoded.version >= 0 else None,
+        "expires": encoded.expires if encoded.expires < NEVER else None,
+        **{name: _tag(name, kind, group) for name, kind in tags.items()},
+    }
+    return encoded
+
+
+def _check_segments(rollouts: list[Rollout]) -> None:
+    """Rows with one id are segments of one rollout, and each segment comes once."""
+    seen = set()
+    for place, rollout in enumerate(rollouts):
+        row = (rollout.rollout_id, rollout.segment)
+        if row in seen:
+            raise InvalidValue(
+                f"rollout {place}: rollout_id {row[0]!r} is there before with segment {row[1]}; "
+                "number the segments of one rollout, or give each rollout its own id"
+            )
+        seen.add(row)
+
+
+def _is_plain(group: Group) -> bool:
+    """Whether no rollout has any of the cells that few have: one look at each, for all of them."""
+    prompt = group.prompt_ids
+    for r in group.rollouts:
+        if (
+            r.prompt_ids is not prompt
+            or r.error is not None
+            or r.rewards is not None
+            or r.turns is not None
+            or r.extras
+            or r.blobs
+            or r.arrays
+        ):
+            return False
+    return True
+
+
+def _encode_rare(encoded: Encoded, group: Group) -> None:
+    """The cells that few rollouts have."""
+    rollouts = group.rollouts
+    columns = [
+        texts_of([rollout.error for rollout in rollouts]),
+        json_of([rollout.rewards for rollout in rollouts]),
+        json_of([rollout.turns for rollout in rollouts]),
+        json_of([rollout.extras or None for rollout in rollouts]),
+        json_of([_blob_names(rollout.blobs) for rollout in rollouts]),
+        _own_prompts(group),
+    ]
+    encoded.columns += [column for column, _ in columns]
+    encoded.present += [present for _, present in columns]
+    encoded.arrays = _other_arrays(rollouts)
+
+
+# -- tokens -------------------------------------------------------------------------------------
+def _dispatch(rollouts: list[Rollout], version: int | None) -> list[int]:
+    """Dispatch versions; a stale rollout that waits for its retry has none and gets none."""
+    default = NONE if version is None else version
+    return [
+        rollout.dispatch_version
+        if rollout.dispatch_version is not None
+        else (NONE if rollout._status is Status.EXPIRED else default)
+        for rollout in rollouts
+    ]
+
+
+def _stamped(
+    rollouts: list[Rollout], lengths: list[int], logprobs: Cells, version: int | None
+) -> tuple[list[int], Cells, list[int]]:
+    """Stamps, versions per token where a stamp does not say them, and each row's lowest version."""
+    given = [rollout.versions is not None for rollout in rollouts]
+    if True not in given:
+        if version is None:
+            nothing = [NONE] * len(rollouts)
+            return nothing, (None, None), nothing
+        if not _has_nan(logprobs):
+            stamp = [version if length else NONE for length in lengths]
+            return stamp, (None, None), stamp
+    stamp = [NONE] * len(rollouts)
+    cells: list[Array | None] = []
+    for place, rollout in enumerate(rollouts):
+        cell, length = rollout.versions, lengths[place]
+        known = 0 if cell is None else len(cell)
+        if known > length or (known < length and cell is not None and version is None):
+            raise InvalidValue(
+                f"rollout {place}: versions has {known} entries for {length} response tokens"
+                + ("; put(version=...) stamps the rest" if known < length else "")
+            )
+        if known < length and version is not None:
+            rest = np.full(length - known, version, np.int32)
+            if rollout.logprobs is not None:
+                rest[np.isnan(rollout.logprobs[known:])] = NONE
+            cell = rest if cell is None else np.concatenate([cell, rest])
+        if cell is not None and cell.dtype != INT32:
+            raise Unfit("versions are not int32")
+        cells.append(cell if length else None)
+    column = ragged_of(cells, INT32)
+    oldest = stamp
+    if column[0] is not None:
+        assert isinstance(column[0], Ragged)
+        if column[0].values.min(initial=0) < NONE:
+            raise Unfit("versions below -1")
+        oldest = oldest_versions(column[0]).tolist()
+    return stamp, column, oldest
+
+
+def _has_nan(column: Cells) -> bool:
+    """Whether there may be a NaN: a sum has one if a term does, and is quicker to look at."""
+    values = column[0]
+    return isinstance(values, Ragged) and math.isnan(np.add.reduce(values.values))
+
+
+def oldest_versions(versions: Ragged) -> NDArray[np.int64]:
+    """The lowest version of each row's tokens, -1 where it has none; tool output has none."""
+    oldest = np.empty(len(versions), np.int64)
+    kernels.load_tokens().tokens.oldest(versions.values, versions.offsets, oldest)
+    return oldest
+
+
+def newest_trainable(
+    columns: Sequence[Stored],
+    present: Sequence[Mask | None],
+    offsets: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The highest version of each row's trainable tokens, -1 where the rule for tokens exempts it.
+
+    Columns are in the order of `ROWS`.
+    """
+    mask, versions, stamp = columns[2], columns[3], columns[4]
+    rows = offsets.size - 1
+    newest = np.empty(rows, np.int64)
+    kernels.load_tokens().tokens.newest_trainable(
+        offsets, *_parts(mask, present[2], rows, INT8), *_parts(versions, None, rows, INT32), stamp,
+        newest,
+    )  # fmt: skip
+    return newest
+
+
+def _parts(
+    column: Stored, present: Mask | None, rows: int, dtype: np.dtype[Any]
+) -> tuple[Array, NDArray[np.int64]]:
+    """The values and offsets of an optional column, all rows empty where it has no cell."""
+    if isinstance(column, Ragged):
+        return column.values, column.offsets
+    return np.zeros(0, dtype), np.zeros(rows + 1, np.int64)
+
+
+def _other_arrays(rollouts: list[Rollout]) -> dict[str, Cells]:
+    if not any(rollout.arrays for rollout in rollouts):
+        return {}
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.arrays)
+    return {name: other_array(name, [r.arrays.get(name) for r in rollouts]) for name in names}
+
+
+def _own_prompts(group: Group) -> Cells:
+    """The prompts of rollouts that have another one than their group, as a later segment has."""
+    shared = group.prompt_ids
+    cells = [
+        None
+        if (own := rollout.prompt_ids) is shared or own is None or np.array_equal(own, shared)
+        else own
+        for rollout in group.rollouts
+    ]
+    return ragged_of(cells, INT32)
+
+
+# -- what a group shares ------------------------------------------------------------------------
+def _encode_shared(encoded: Encoded, group: Group) -> None:
+    prompt = group.prompt_ids
+    if type(prompt) is not np.ndarray or prompt.dtype != INT32 or prompt.ndim != 1:
+        raise InvalidValue(f"prompt_ids: expected a flat array of int32, got {shown(prompt)}")
+    about: dict[str, Any] = {}
+    if group.prompt is not None:
+        about["prompt"] = group.prompt
+    if group.ground_truth is not None:
+        about["ground_truth"] = group.ground_truth
+    if group.extras:
+        about["extras"] = group.extras
+    columns = [
+        (Ragged._make(np.ascontiguousarray(prompt), offsets_of([len(prompt)])), None),
+        (text_of([group.group_id]), None),
+        json_of([about or None]),
+        json_of([_blob_names(group.blobs)]),
+    ]
+    encoded.shared = [column for column, _ in columns]
+    encoded.shared_present = [present for _, present in columns]
+    encoded.blobs = {}
+    if not group.blobs and encoded.columns[BLOBS] is None:
+        return
+    for all_blobs in (group.blobs, *(rollout.blobs for rollout in group.rollouts)):
+        for blobs in all_blobs.values():
+            for blob in blobs:
+                encoded.blobs[digest(blob)] = blob
+
+
+def _blob_names(blobs: Mapping[str, list[bytes]]) -> dict[str, list[str]] | None:
+    """Blobs by their digests, None where there are none."""
+    if not blobs:
+        return None
+    return {name: [digest(blob) for blob in values] for name, values in blobs.items()}
+
+
+def _tag(name: str, kind: FieldType, group: Group) -> Any:
+    """The value of a tag: the group's extra, or what its rollouts' extras come to."""
+    whose = f"extras[{name!r}]"
+    if name in group.extras:
+        return check_value(whose, kind, group.extras[name], -1)
+    values: list[Any] = [
+        value
+        for rollout in group.rollouts
+        if (value := check_value(whose, kind, rollout.extras.get(name), -1)) is not None
+    ]
+    if not values:
+        return None
+    if kind == "float":
+        return float(np.mean(values))
+    if any(value != values[0] for value in values):
+        raise InvalidValue(
+            f"extras[{name!r}]: it is a tag, and the rollouts of the group differ in it "
+            f"({shown(values)}); set it in the extras of the group"
+        )
+    return values[0]
+
+
+def rows_in(encoded: Encoded, names: Sequence[str]) -> Rows:
+    """The columns in the order of a table's, which may have arrays that this group has not."""
+    columns, present = encoded.columns, encoded.present
+    if len(names) > len(columns):
+        columns, present = list(columns), list(present)
+        for name in names[len(ROWS) :]:
+            cells = encoded.arrays.get(name[len(ARRAYS) :], (None, None))
+            columns.append(cells[0])
+            present.append(cells[1])
+    return Rows(encoded.count, columns, present, names)
+
+
+def fitted(name: str, cells: Ragged, column: Column) -> Ragged:
+    """An array as its column wants it; another kind of number, or another shape, is refused."""
+    name = name.removeprefix(ARRAYS)
+    if cells.inner_shape != column.shape or not np.can_cast(cells.dtype, column.dtype, "same_kind"):
+        raise SchemaError(
+            f"arrays[{name!r}]: expected {column.dtype} {list(column.shape)} per entry, as the "
+            f"buffer has it, got {cells.dtype} {list(cells.inner_shape)}"
+        )
+    if cells.dtype == column.dtype:
+        return cells
+    return Ragged._make(cells.values.astype(column.dtype), cells.offsets, cells.kind)

@@ -1,0 +1,234 @@
+"""Events: what happened to groups, for those who hold something on their behalf.
+
+A group that leaves appears once, with its reason, and can still be read: the event holds the
+memory it lies in. Nothing is told of a group while it is leased. Events are queued under the
+table's lock and read without it, so a reader may call the buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.errors import InvalidValue, TableClosed
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import Groups, finished
+from recollect.storage.base import Chosen
+from recollect.waiting import TaskWaiter, ThreadWaiter, Waiter
+
+LEAVING = ("taken", "confirmed", "expired", "discarded")
+KINDS = (*LEAVING, "retried")
+
+# The kind of event that each reason for leaving is.
+KIND_OF = {"taken": "taken", "trained": "confirmed", "expired": "expired"}
+
+
+class Left:
+    """Some groups as they were when something happened to them; read when first asked for."""
+
+    def __init__(self, chosen: Chosen, blobs: Mapping[str, bytes]) -> None:
+        self._chosen: Chosen | None = chosen
+        self._blobs = blobs
+        self._groups: Groups | None = None
+        self._lock = threading.Lock()
+
+    def __getitem__(self, place: int) -> Group:
+        with self._lock:
+            if self._groups is None:
+                assert self._chosen is not None
+                self._groups = finished(self._chosen.read(np.empty), 0, self._blobs)
+                self._chosen = None
+        return self._groups[place]
+
+
+class Event:
+    """One thing that happened to one group.
+
+    `kind` is one of taken, confirmed, expired, discarded (the group has left) and retried (it
+    stays, and what was stale in it was cleared); `reason` says more: taken, trained, expired,
+    retries, overflow, filtered, replaced, rewound, or what `discard` was told.
+    """
+
+    __slots__ = ("_left", "_place", "group_id", "key", "kind", "reason", "task")
+
+    def __init__(
+        self,
+        kind: str,
+        reason: str,
+        key: int | None,
+        task: str,
+        group_id: str,
+        left: Left | Sequence[Group],
+        place: int,
+    ) -> None:
+        self.kind = kind
+        self.reason = reason
+        self.key = key
+        self.task = task
+        self.group_id = group_id
+        self._left = left
+        self._place = place
+
+    @property
+    def group(self) -> Group:
+        """The group as it was; for `retried`, before it was cleared."""
+        return self._left[self._place]
+
+    def __repr__(self) -> str:
+        return f"Event({self.kind!r}, {self.reason!r}, task={self.task!r}, {self.group_id!r})"
+
+
+class Subscription:
+    """The events that one reader has not read yet. Guarded by the table's lock."""
+
+    def __init__(self, events: Events, kinds: frozenset[str]) -> None:
+        self.kinds = kinds
+        self._events = events
+        self._queue: list[Event] = []
+        self._waiter: Waiter | None = None
+        self._over = False
+
+    def push(self, new: list[Event]) -> None:
+        self._queue += new
+        if self._waiter is not None:
+            self._waiter.wake()
+
+    def end(self) -> None:
+        """What is queued is still read; then the iteration stops."""
+        with self._events.transaction():
+            self._over = True
+            self._events.remove(self)
+            if self._waiter is not None:
+                self._waiter.wake()
+
+    def pop(self, waiter: Waiter) -> list[Event] | None:
+        """What has come since, None where the reader must wait."""
+        with self._events.transaction():
+            if self._queue:
+                batch, self._queue, self._waiter = self._queue, [], None
+                return batch
+            if self._over:
+                self._waiter = None
+                return []
+            self._waiter = waiter
+            return None
+
+
+class AsyncEvents(AsyncIterator[list[Event]]):
+    """Batches of events for a coroutine."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def __aiter__(self) -> AsyncEvents:
+        return self
+
+    async def __anext__(self) -> list[Event]:
+        waiter = TaskWaiter()
+        while True:
+            batch = self._subscription.pop(waiter)
+            if batch is not None:
+                break
+            await waiter.sleep(None)
+        if not batch:
+            raise StopAsyncIteration
+        return batch
+
+    async def aclose(self) -> None:
+        """End the subscription."""
+        self._subscription.end()
+
+    def __del__(self) -> None:
+        self._subscription.end()
+
+
+class BlockingEvents(Iterator[list[Event]]):
+    """The same for a thread."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+
+    def __iter__(self) -> BlockingEvents:
+        return self
+
+    def __next__(self) -> list[Event]:
+        waiter = ThreadWaiter()
+        while True:
+            batch = self._subscription.pop(waiter)
+            if batch is not None:
+                break
+            waiter.sleep(None)
+        if not batch:
+            raise StopIteration
+        return batch
+
+    def close(self) -> None:
+        """End the subscription; a thread that waits in it stops, too."""
+        self._subscription.end()
+
+    def __del__(self) -> None:
+        self._subscription.end()
+
+
+class Events:
+    """Who wants to know what. Guarded by the table's lock."""
+
+    def __init__(self, transaction: Callable[[], AbstractContextManager[Any]]) -> None:
+        self.transaction = transaction
+        self._subscriptions: tuple[Subscription, ...] = ()
+        self._closed = False
+
+    def subscribe(self, kinds: Iterable[str]) -> AsyncEvents:
+        return AsyncEvents(self._add(kinds))
+
+    def subscribe_blocking(self, kinds: Iterable[str]) -> BlockingEvents:
+        return BlockingEvents(self._add(kinds))
+
+    def _add(self, kinds: Iterable[str]) -> Subscription:
+        wanted = frozenset(kinds) or frozenset(LEAVING)
+        for kind in wanted:
+            if kind not in KINDS:
+                raise InvalidValue(f"events: {kind!r} is not one of {', '.join(KINDS)}")
+        with self.transaction():
+            if self._closed:
+                raise TableClosed("the buffer was closed; make a new one to go on")
+            subscription = Subscription(self, wanted)
+            self._subscriptions = (*self._subscriptions, subscription)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> None:
+        self._subscriptions = tuple(s for s in self._subscriptions if s is not subscription)
+
+    def close(self) -> None:
+        """Readers get what is queued, and then stop."""
+        self._closed = True
+        for subscription in self._subscriptions:
+            subscription.end()
+
+    def wants(self, kind: str) -> bool:
+        """Whether somebody must be told of such events: then what they are about is kept."""
+        return any(kind in subscription.kinds for subscription in self._subscriptions)
+
+    def tell(self, kind: str, new: list[Event]) -> None:
+        for subscription in self._subscriptions:
+            if kind in subscription.kinds:
+                subscription.push(new)
+
+
+def events_of(
+    kind: str,
+    reason: str,
+    keys: NDArray[np.uint64],
+    entries: Sequence[Any],
+    left: Left,
+) -> list[Event]:
+    """An event for each of some groups."""
+    return [
+        Event(kind, reason, key, entry.task, entry.group_id, left, place)
+        for place, (key, entry) in enumerate(zip(keys.tolist(), entries, strict=True))
+    ]

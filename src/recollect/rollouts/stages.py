@@ -1,0 +1,460 @@
+"""Stages and late cells: groups that lack a reward, or an array, are claimed and annotated.
+
+A claim hides nothing: a group that lacks a needed cell is not ready, so no trainer sees it, and
+it may still expire or be replaced. It only keeps two workers from the same work. An annotation
+names the attempt, so what comes late never lands on another response.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.arguments import many, text, time_span, whole
+from recollect.effects import Amended, Updated
+from recollect.errors import (
+    BufferFull,
+    InvalidValue,
+    LeaseExpired,
+    NeverPossible,
+    WaitTimeout,
+)
+from recollect.info import Lease
+from recollect.rollouts.annotations import Filling
+from recollect.rollouts.cells import Cells
+from recollect.rollouts.encoding import ARRAYS, ROWS, Entry
+from recollect.rollouts.expiring import as_rows, row_payload
+from recollect.rollouts.groups import Groups
+from recollect.rollouts.rollout import CODES, Status
+from recollect.rollouts.taking import lease_span
+from recollect.rollouts.verbs import Verb
+from recollect.schema import Rows, Stored
+from recollect.waiting import Blocked
+
+if TYPE_CHECKING:
+    from recollect.rollouts.core import Core
+
+Keys = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
+
+PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
+ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
+EXPIRED = CODES[Status.EXPIRED]
+
+
+def check_cell(what: str, cell: Any) -> None:
+    """A cell that may come later."""
+    text(what, cell)
+    if cell in ALWAYS:
+        raise InvalidValue(
+            f"{what}: every rollout has {cell!r} when it is put; expected reward, rewards, "
+            "logprobs, or the name of an array"
+        )
+
+
+class _Again:
+    """A claim must look anew: another one ends before it would wake."""
+
+
+class Claim:
+    """Groups that a worker has claimed for a cell, and not annotated yet."""
+
+    __slots__ = ("cell", "keys", "lease")
+
+    def __init__(self, lease: Lease, cell: str, keys: set[int]) -> None:
+        self.lease = lease
+        self.cell = cell
+        self.keys = keys
+
+
+class Stages:
+    """Which groups lack which cells, and who works on them. Guarded by the table's lock."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._queues: dict[str, dict[str, Queue]] = {cell: {} for cell in core.needs}  # by task
+        self._claims: dict[int, Claim] = {}
+        self._claimed: dict[tuple[str, int], int] = {}  # (cell, key) -> claim
+        self._claims_in: Counter[tuple[str, str]] = Counter()  # (cell, task) -> groups claimed
+        self._deadlines: list[tuple[float, int]] = []
+        self._next_id = -1  # those of leases are positive
+        self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
+
+    @property
+    def claimed(self) -> int:
+        """Groups that are claimed now, once for each cell."""
+        return len(self._claimed)
+
+    # -- following the groups ---------------------------------------------------------------------
+    def lacking(
+        self,
+        columns: Sequence[Stored],
+        present: Sequence[Mask | None],
+        arrays: Mapping[str, Cells],
+    ) -> tuple[str, ...]:
+        """The cells that somebody asks for and that a new group has not in every row."""
+        if not self._queues:
+            return ()
+        lacks = []
+        for cell in self._queues:
+            place = PLACES.get(cell)
+            cells, here = arrays.get(cell, (None, None))
+            if place is not None:
+                cells, here = columns[place], present[place]
+            if cells is None or here is not None:
+                lacks.append(cell)
+        return tuple(lacks)
+
+    def came(self, key: int, entry: Entry, lacks: tuple[str, ...]) -> None:
+        """A completed group was stored."""
+        entry.lacks = lacks
+        for cell in lacks:
+            self._queue(cell, entry.task)[key] = None
+
+    def stored(self, key: int, entry: Entry) -> None:
+        """Any group was stored."""
+        if self._rows_of is not None:
+            for rollout_id in entry.rollout_ids:
+                self._rows_of[rollout_id] = key
+
+    def went(self, key: int, entry: Entry) -> None:
+        """A group has left, or is not completed any more: nobody works on it."""
+        for cell in entry.lacks:
+            self._settle(cell, key, entry.task)
+        entry.lacks = ()
+
+    def forget(self, key: int, entry: Entry) -> None:
+        """A group has left."""
+        if self._rows_of is not None:
+            for rollout_id in entry.rollout_ids:
+                if self._rows_of.get(rollout_id) == key:
+                    del self._rows_of[rollout_id]
+
+    def missing_in(self, task: str) -> str:
+        """What a message says of the completed groups of a task that are not ready; "" if none."""
+        parts = []
+        for cell in self._core.needs:
+            # each is in the queue of every cell that it lacks, or is claimed for it
+            count = len(self._queues[cell].get(task, ())) + self._claims_in.get((cell, task), 0)
+            if count:
+                parts.append(f"{count} that {'lacks' if count == 1 else 'lack'} {cell}")
+        return f", and {', '.join(parts)}" if parts else ""
+
+    def _queue(self, cell: str, task: str) -> Queue:
+        tasks = self._queues[cell]
+        if task not in tasks:
+            tasks[task] = OrderedDict()
+        return tasks[task]
+
+    def _settle(self, cell: str, key: int, task: str) -> None:
+        """A group does not wait for a cell any more."""
+        self._queue(cell, task).pop(key, None)
+        number = self._claimed.pop((cell, key), None)
+        if number is not None:
+            self._claims_in[cell, task] -= 1
+            claim = self._claims[number]
+            claim.keys.discard(key)
+            if not claim.keys:
+                del self._claims[number]
+
+    # -- claims -----------------------------------------------------------------------------------
+    async def claim(self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any) -> Groups:
+        """Claim for a coroutine."""
+        table = self._core.table
+        span, deadline = self._checked(n, lacks, lease, task, timeout)
+        while True:
+            until = min(deadline, self._next_deadline())
+            verb = self._claiming(n, lacks, span, task, until)
+            try:
+                result = await table._attempt_async(
+                    verb.attempt, verb.room, self._left(until), verb.what
+                )
+            except WaitTimeout:
+                if table._clock.monotonic() >= deadline:
+                    raise
+                continue
+            if not isinstance(result, _Again):
+                return verb.finish(result)
+
+    def claim_blocking(self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any) -> Groups:
+        """Claim for a thread."""
+        table = self._core.table
+        span, deadline = self._checked(n, lacks, lease, task, timeout)
+        while True:
+            until = min(deadline, self._next_deadline())
+            verb = self._claiming(n, lacks, span, task, until)
+            try:
+                result = table._attempt(verb.attempt, verb.room, self._left(until), verb.what)
+            except WaitTimeout:
+                if table._clock.monotonic() >= deadline:
+                    raise
+                continue
+            if not isinstance(result, _Again):
+                return verb.finish(result)
+
+    def _checked(
+        self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any
+    ) -> tuple[float, float]:
+        whole("n", n, -(1 << 62))
+        check_cell("lacks", lacks)
+        if task is not None:
+            text("task", task)
+        span = lease_span(lease)
+        if span is None:
+            raise InvalidValue("lease: a claim has a lease: give seconds, or True for no deadline")
+        waits = math.inf if timeout is None else time_span("timeout", timeout)
+        return span, self._core.table._clock.monotonic() + waits
+
+    def _left(self, until: float) -> float | None:
+        if math.isinf(until):
+            return None
+        return max(0.0, until - self._core.table._clock.monotonic())
+
+    def _next_deadline(self) -> float:
+        with self._core.table._transaction():
+            return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def _claiming(
+        self, n: int, cell: str, span: float, task: str | None, until: float
+    ) -> Verb[Groups]:
+        core, table = self._core, self._core.table
+
+        def attempt() -> Any:
+            self._lapse()
+            if cell not in self._queues:
+                self._begin_to_follow(cell)
+            keys = self._next(n, cell, task)
+            if not keys and n > 0:
+                if self._next_deadline() < until:
+                    return _Again()
+                return Blocked(f"no group lacks {cell!r} now" + (f" in {task}" if task else ""))
+            found = np.array(keys, np.uint64)
+            blobs = core.blobs_of([core.entries[key] for key in keys])
+            return (
+                core.storage.get(found, None),
+                core.train_step,
+                blobs,
+                self._add(cell, keys, span),
+            )
+
+        def finish(taken: Any) -> Groups:
+            return core.collated(*taken)
+
+        return Verb(attempt, table._gate.arrivals, None, f"claim({n}, {cell!r})", finish)
+
+    def _next(self, n: int, cell: str, task: str | None) -> list[int]:
+        """The first n groups that lack a cell and are not claimed, by arrival."""
+        tasks = self._queues[cell]
+        queues = list(tasks.values()) if task is None else [self._queue(cell, task)]
+        waiting = heapq.merge(*queues)
+        keys: list[int] = []
+        while len(keys) < n:
+            some = list(islice(waiting, n - len(keys)))
+            if not some:
+                break
+            # what is leased waits for its turn until it is back
+            visible = self._core.storage.find(np.array(some, np.uint64), None, visible=True)
+            keys += np.sort(visible).tolist()
+        for key in keys:
+            del self._queue(cell, self._core.entries[key].task)[key]
+        return keys
+
+    def _add(self, cell: str, keys: list[int], span: float) -> Lease | None:
+        if not keys:
+            return None
+        lease = Lease(self._next_id, "", self._core.table._until(span))
+        self._next_id -= 1
+        self._claims[lease.id] = Claim(lease, cell, set(keys))
+        for key in keys:
+            self._claimed[cell, key] = lease.id
+            self._claims_in[cell, self._core.entries[key].task] += 1
+        self._expect(lease)
+        return lease
+
+    def _expect(self, lease: Lease) -> None:
+        if lease.deadline is not None:
+            heapq.heappush(self._deadlines, (lease.deadline, lease.id))
+            self._core.table._gate.arrivals.wake_all()  # who waits must not sleep beyond it
+
+    def _lapse(self) -> None:
+        """Claims whose deadline has passed end."""
+        now = self._core.table._clock.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number = heapq.heappop(self._deadlines)
+            claim = self._claims.get(number)
+            ends = math.inf if claim is None else claim.lease.deadline
+            if ends is not None and ends <= now:
+                self.give_back(number)
+
+    def holds(self, lease: Any) -> bool:
+        """Whether this is a claim; one that has ended raises `LeaseExpired`."""
+        number = lease.id if isinstance(lease, Lease) else lease
+        if not isinstance(number, int) or isinstance(number, bool) or number >= 0:
+            return False
+        self._lapse()
+        if number not in self._claims:
+            raise LeaseExpired(
+                f"claim {number} is not held: its deadline has passed, its groups were annotated, "
+                "have left or were retried"
+            )
+        return True
+
+    def give_back(self, lease: Any) -> int:
+        """A claim ends; what it claimed is claimed next."""
+        claim = self._claims.pop(lease.id if isinstance(lease, Lease) else lease)
+        for key in sorted(claim.keys, reverse=True):
+            task = self._core.entries[key].task
+            del self._claimed[claim.cell, key]
+            self._claims_in[claim.cell, task] -= 1
+            queue = self._queue(claim.cell, task)
+            queue[key] = None
+            queue.move_to_end(key, last=False)
+        self._core.table._gate.arrivals.changed(len(claim.keys))
+        return len(claim.keys)
+
+    def renew(self, lease: Any, deadline: float | None) -> Lease:
+        claim = self._claims[lease.id if isinstance(lease, Lease) else lease]
+        claim.lease = claim.lease._replace(deadline=deadline)
+        self._expect(claim.lease)
+        return claim.lease
+
+    def _begin_to_follow(self, cell: str) -> None:
+        """Somebody asks for a cell that no group needs: find out once which groups lack it."""
+        core = self._core
+        self._queues[cell] = {}
+        completed = core.where(None, Status.COMPLETED, None)
+        keys = np.sort(core.storage.find(None, completed, visible=False))
+        name = cell if cell in PLACES else ARRAYS + cell
+        here = np.zeros(keys.size, np.bool_)
+        if keys.size and name in core.table.columns:
+            batch = core.storage.get(keys, [name]).read(np.empty)
+            here = np.logical_and.reduceat(batch.present[name], batch.info.row_offsets[:-1])
+        for key in keys[~here].tolist():
+            entry = core.entries[key]
+            entry.lacks = (*entry.lacks, cell)
+            self._queue(cell, entry.task)[key] = None
+
+    # -- annotations ------------------------------------------------------------------------------
+    def annotate(
+        self, rollout_ids: Any, attempt: Any, reward: Any, rewards: Any, arrays: Any
+    ) -> Verb[Mask]:
+        core = self._core
+        filling = Filling(rollout_ids, attempt, reward, rewards, arrays)
+
+        def tried() -> Mask | Blocked:
+            return self._fill(filling)
+
+        return Verb(tried, core.table._gate.departures, None, "annotate")
+
+    def _fill(self, filling: Filling) -> Mask | Blocked:
+        core, table = self._core, self._core.table
+        places = self._places(filling)
+        keys = np.array(sorted({key for key, _ in places.values()}), np.uint64)
+        found = np.zeros(len(filling.ids), np.bool_)
+        if not keys.size:
+            return found
+        filling.add_columns(core)
+        batch = core.storage.get(keys, None).read(np.empty)
+        starts = batch.info.row_offsets
+        item_of = {key: item for item, key in enumerate(keys.tolist())}
+        attempts, statuses = batch.columns["attempt"], batch.columns["status"]
+        rows, sources = [], []
+        for place, (key, within) in places.items():
+            row = int(starts[item_of[key]]) + within
+            if attempts[row] == filling.attempts[place] and statuses[row] != EXPIRED:
+                rows.append(row)
+                sources.append(place)
+        if not rows:
+            return found
+        found[sources] = True
+        for other in filling.also(core, places, sources):  # other segments of the same rollout
+            rows.append(int(starts[item_of[other[0]]]) + other[1])
+            sources.append(other[2])
+        assert table._schema is not None
+        names = list(batch.columns)
+        before = as_rows(batch)
+        after = filling.filled(before, names, np.array(rows), sources)
+        gained = row_payload(table._schema, after) - row_payload(table._schema, before)
+        payload = np.add.reduceat(gained, starts[:-1])
+        blocked = self._make_room(keys, int(payload.sum()))
+        if blocked is not None:
+            return blocked
+        core.space.forget_sizes()
+        core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
+        table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
+        self._complete(keys, names, after, starts)
+        table._gate.arrivals.changed(keys.size)
+        return found
+
+    def _places(self, filling: Filling) -> dict[int, tuple[int, int]]:
+        """By place among the ids: the key of the group, and the row in it; none for those gone."""
+        if self._rows_of is None:
+            self._rows_of = {}
+            for key, entry in self._core.entries.items():
+                self.stored(key, entry)
+        places: dict[int, tuple[int, int]] = {}
+        seen: dict[str, int] = {}
+        for place, rollout_id in enumerate(filling.ids):
+            if rollout_id not in self._rows_of:
+                continue
+            key = self._rows_of[rollout_id]
+            ids = self._core.entries[key].rollout_ids
+            start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
+            if rollout_id in ids[start:]:
+                row = ids.index(rollout_id, start)
+                seen[rollout_id] = row + 1
+                places[place] = (key, row)
+        return places
+
+    def _make_room(self, keys: Keys, payload: int) -> Blocked | None:
+        core = self._core
+        if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
+            return None
+        whole_groups = core.space.bytes_of(keys) + payload
+        if whole_groups > core.capacity_bytes:
+            raise NeverPossible(
+                f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes: "
+                f"with them its {many(keys.size, 'group')} would have {whole_groups}"
+            )
+        missing = core.nbytes + payload - core.capacity_bytes
+        if core.overflow == "drop_stalest":
+            return core.space.drop_stalest(0, missing, keys)
+        needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
+        if core.overflow == "block":
+            return Blocked(needs)
+        raise BufferFull(needs)
+
+    def _complete(self, keys: Keys, names: list[str], rows: Rows, starts: Any) -> None:
+        """Groups that have all cells now are ready, and nobody works on those cells any more."""
+        core = self._core
+        assert rows.present is not None
+        here: dict[str, Mask] = {}
+        ready = []
+        for item, key in enumerate(keys.tolist()):
+            entry = core.entries[key]
+            for cell in entry.lacks:
+                if cell not in here:
+                    name = cell if cell in PLACES else ARRAYS + cell
+                    here[cell] = np.zeros(keys.size, np.bool_)
+                    if name in names:
+                        flags = rows.present[names.index(name)]
+                        if flags is None:
+                            flags = np.ones(rows.count, np.bool_)
+                        here[cell] = np.logical_and.reduceat(flags, starts[:-1])
+                if here[cell][item]:
+                    self._settle(cell, key, entry.task)
+            entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
+            if not any(cell in core.needs for cell in entry.lacks):
+                ready.append(key)
+        if ready and core.needs:
+            done = np.array(ready, np.uint64)
+            core.storage.update(done, {"ready": True})
+            core.table._effects.emit(Updated, done, {"ready": True})
