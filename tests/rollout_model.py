@@ -440,6 +440,7 @@ class Model:
             self.account(group.task).left["trained"] += 1
             self.events.append(Gone("confirmed", "trained", group.key, copy.deepcopy(group)))
             group.archived_at = held.step if step is None else step
+            self.unclaim(group)  # nobody works on what is trained
         return len(held.groups)
 
     def pass_time(self, now: float) -> None:

@@ -444,7 +444,7 @@ class Driver:
 
     def annotate(self) -> None:
         rng, model = self.rng, self.model
-        stored = [(g, r) for g in model.groups for r in g.rollouts if g.archived_at is None]
+        stored = [(g, r) for g in model.groups for r in g.rollouts]
         stored = [(g, r) for g, r in stored if g.ids.count(r.id) == 1]
         chosen = rng.sample(stored, min(len(stored), rng.randint(1, 4)))
         ids = [r.id for _, r in chosen]

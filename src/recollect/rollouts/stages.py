@@ -47,7 +47,7 @@ Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are
 
 PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
-EXPIRED = CODES[Status.EXPIRED]
+OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
 
 
 def check_cell(what: str, cell: Any) -> None:
@@ -369,7 +369,7 @@ class Stages:
         rows, sources = [], []
         for place, (key, within) in places.items():
             row = int(starts[item_of[key]]) + within
-            if attempts[row] == filling.attempts[place] and statuses[row] != EXPIRED:
+            if attempts[row] == filling.attempts[place] and statuses[row] not in OVER:
                 rows.append(row)
                 sources.append(place)
         if not rows:
@@ -406,6 +406,8 @@ class Stages:
             if rollout_id not in self._rows_of:
                 continue
             key = self._rows_of[rollout_id]
+            if self._core.entries[key].trained:  # the archive keeps what was trained on
+                continue
             ids = self._core.entries[key].rollout_ids
             start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
             if rollout_id in ids[start:]:
