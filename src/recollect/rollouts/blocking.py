@@ -44,6 +44,9 @@ class BlockingBuffer:
     def reserve(self, n: int, task: str) -> int:
         return self._core.space.reserve(n, task)
 
+    def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
+        return self._run(self._core.space.reserve_all(n, task, timeout))
+
     def unreserve(self, n: int, task: str) -> int:
         return self._core.space.unreserve(n, task)
 

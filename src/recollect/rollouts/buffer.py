@@ -128,9 +128,18 @@ class RolloutBuffer:
     def reserve(self, n: int, task: str) -> int:
         """Immediate: promise room for up to n groups of a task; returns for how many there is.
 
-        The next puts of that task use what is promised and never block.
+        The next puts of that task use what is promised and never block. What is archived gives
+        way to them; where only bytes are short (`capacity_bytes`), the stalest group does.
         """
         return self._core.space.reserve(n, task)
+
+    async def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
+        """Wait until there is room for n groups of a task, then promise all of it; returns n.
+
+        A producer that awaits this before each generation never polls, and never begins what it
+        could not store. A wait that times out or is cancelled has promised nothing.
+        """
+        return await self._run(self._core.space.reserve_all(n, task, timeout))
 
     def unreserve(self, n: int, task: str) -> int:
         """Immediate: give promised room back, as for generations that were cancelled."""

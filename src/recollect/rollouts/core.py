@@ -140,6 +140,8 @@ class Core:
 
         def attempt() -> int | Blocked | None:
             self._check_not_leased(group)
+            if self.space.is_tight():
+                expire_due(self)  # what came back too old when its lease lapsed makes room
             if encoded.expires > self.train_step:
                 key = self._store(group, encoded)
             else:

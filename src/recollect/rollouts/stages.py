@@ -429,6 +429,9 @@ class Stages:
         missing = core.nbytes + payload - core.capacity_bytes
         if core.overflow == "drop_stalest":
             return core.space.drop_stalest(0, missing, keys)
+        _, missing = core.space.drop_archived(0, missing, keys)
+        if missing <= 0:
+            return None
         needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
         if core.overflow == "block":
             return Blocked(needs)
