@@ -497,6 +497,8 @@ class Model:
     def check_batch(self, batch: rc.Batch, groups: list[ModelGroup]) -> None:
         """The columns that a trainer reads, row by row."""
         rollouts = [(r, self.rules[g.task]) for g in groups for r in g.rollouts]
+        prompts = [g.prompt for g in groups for _ in g.rollouts]
+        assert [prompt.tolist() for prompt in batch["prompt_ids"].to_list()] == prompts
         assert batch["response_ids"].to_list() == [] or batch.rows == len(rollouts)
         masks, tokens = batch["loss_mask"].to_list(), batch["response_ids"].to_list()
         for row, (rollout, rule) in enumerate(rollouts):

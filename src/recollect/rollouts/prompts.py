@@ -1,0 +1,57 @@
+"""The batch that users read: each rollout's prompt is a column, and what is kept for groups is not.
+
+A prompt is stored once per group, and once more only for a rollout that has another one, such as
+a later segment. A trainer wants it beside the response, so it is spread over the rollouts here,
+by one concatenation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.batch import Batch
+from recollect.ragged import Ragged, offsets_of
+
+# Columns from which `Group` and `Rollout` objects are made, and nothing else.
+HIDDEN = frozenset({"own_prompt_ids", "blobs"})
+HIDDEN_SHARED = frozenset({"about", "shared_blobs"})
+
+
+def visible(batch: Batch) -> Batch:
+    """A finished batch with `prompt_ids` for each rollout, and without what only objects need."""
+    columns = {"prompt_ids": prompts_of(batch)}
+    columns |= {name: cells for name, cells in batch.columns.items() if name not in HIDDEN}
+    present = {name: flags for name, flags in batch.present.items() if name not in HIDDEN}
+    shared, here = batch.shared.columns, batch.shared.present
+    return Batch._make(
+        columns,
+        batch.info,
+        {name: cells for name, cells in shared.items() if name not in HIDDEN_SHARED},
+        present,
+        {name: flags for name, flags in here.items() if name not in HIDDEN_SHARED},
+    )
+
+
+def prompts_of(batch: Batch) -> Ragged:
+    """The prompt of each rollout: its own where it has one, else its group's."""
+    shared, own = batch.shared.columns["prompt_ids"], batch.columns["own_prompt_ids"]
+    assert isinstance(shared, Ragged)
+    assert isinstance(own, Ragged)
+    rows = np.diff(batch.info.row_offsets)
+    has_own = batch.present["own_prompt_ids"]
+    lengths = np.repeat(shared.lengths, rows)
+    if has_own.any():
+        lengths = np.where(has_own, own.lengths, lengths)
+    offsets = offsets_of(lengths)
+    if not offsets[-1]:
+        return Ragged._make(np.zeros(0, shared.dtype), offsets)
+    cells = [shared.values[a:b] for a, b in _bounds(shared)]
+    parts = [cell for cell, n in zip(cells, rows.tolist(), strict=True) for _ in range(n)]
+    for row in np.flatnonzero(has_own).tolist():
+        parts[row] = own[row]
+    return Ragged._make(np.concatenate(parts), offsets)
+
+
+def _bounds(column: Ragged) -> list[tuple[int, int]]:
+    ends = column.offsets.tolist()
+    return list(zip(ends[:-1], ends[1:], strict=True))
