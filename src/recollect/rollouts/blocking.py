@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recollect.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
-from recollect.rollouts.events import BlockingEvents
+from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiring import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -172,8 +172,8 @@ class BlockingBuffer:
     def stats(self) -> dict[str, Any]:
         return self._core.stats()
 
-    def events(self, *kinds: str) -> BlockingEvents:
-        return self._core.events.subscribe_blocking(kinds)
+    def events(self, *kinds: str, keep: int | None = KEPT) -> BlockingEvents:
+        return self._core.events.subscribe_blocking(kinds, keep)
 
     def state(self) -> dict[str, Any]:
         from recollect.rollouts import persistence

@@ -18,7 +18,7 @@ from recollect.clock import Clock
 from recollect.info import Lease, LeaseLike
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
-from recollect.rollouts.events import AsyncEvents
+from recollect.rollouts.events import KEPT, AsyncEvents
 from recollect.rollouts.expiring import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -328,14 +328,18 @@ class RolloutBuffer:
         return self._core.table
 
     # -- what leaves ----------------------------------------------------------------------------
-    def events(self, *kinds: str) -> AsyncEvents:
+    def events(self, *kinds: str, keep: int | None = KEPT) -> AsyncEvents:
         """Batches of what happens from now on: each group that leaves appears once.
 
         Kinds are `"taken"`, `"confirmed"`, `"expired"` and `"discarded"`, for groups that leave,
         and `"retried"`, for those that stay and are generated again. None given: all that leave.
         The iterator is registered by this call; leaving its loop, or `aclose()`, ends it.
+
+        A reader that falls behind stops nobody. The newest `keep` unread events can be read with
+        their group; older ones let go of it (`event.has_group`), and say still what happened to
+        which group and why. None keeps them all, 0 none.
         """
-        return self._core.events.subscribe(kinds)
+        return self._core.events.subscribe(kinds, keep)
 
     # -- saving ---------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:

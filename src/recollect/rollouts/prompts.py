@@ -7,9 +7,12 @@ by one concatenation.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from recollect.batch import Batch
+from recollect.columns import ColumnData
 from recollect.ragged import Ragged, offsets_of
 
 # Columns from which `Group` and `Rollout` objects are made, and nothing else.
@@ -19,7 +22,7 @@ HIDDEN_SHARED = frozenset({"about", "shared_blobs"})
 
 def visible(batch: Batch) -> Batch:
     """A finished batch with `prompt_ids` for each rollout, and without what only objects need."""
-    columns = {"prompt_ids": prompts_of(batch)}
+    columns: dict[str, ColumnData] = {"prompt_ids": prompts_of(batch)}
     columns |= {name: cells for name, cells in batch.columns.items() if name not in HIDDEN}
     present = {name: flags for name, flags in batch.present.items() if name not in HIDDEN}
     shared, here = batch.shared.columns, batch.shared.present
@@ -45,13 +48,8 @@ def prompts_of(batch: Batch) -> Ragged:
     offsets = offsets_of(lengths)
     if not offsets[-1]:
         return Ragged._make(np.zeros(0, shared.dtype), offsets)
-    cells = [shared.values[a:b] for a, b in _bounds(shared)]
+    cells = [shared.values[a:b] for a, b in pairwise(shared.offsets.tolist())]
     parts = [cell for cell, n in zip(cells, rows.tolist(), strict=True) for _ in range(n)]
     for row in np.flatnonzero(has_own).tolist():
         parts[row] = own[row]
     return Ragged._make(np.concatenate(parts), offsets)
-
-
-def _bounds(column: Ragged) -> list[tuple[int, int]]:
-    ends = column.offsets.tolist()
-    return list(zip(ends[:-1], ends[1:], strict=True))

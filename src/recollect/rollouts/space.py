@@ -234,9 +234,10 @@ class Space:
             expire_due(core)
             free = self._free(n)
             if free < n:
-                full = f"needs room for {many(n, 'group')}, has it for {free}"
+                least = n - free if core.capacity_bytes is None else 1
                 fullness = self._fullness(sum(self.promised.values()))
-                return Blocked(f"{full}: {fullness}", n - free if core.capacity_bytes is None else 1)
+                needs = f"needs room for {many(n, 'group')}, has it for {free}: {fullness}"
+                return Blocked(needs, least)
             return self._promise(n, task)
 
         return Verb(attempt, core.table._gate.departures, timeout, f"reserve_all({n}, {task!r})")
@@ -250,9 +251,9 @@ class Space:
         staying = len(core.storage) - self._archived()
         if core.overflow == "drop_stalest":
             staying = core.storage.hidden  # what is leased cannot leave
-        if core.capacity_bytes is not None and core.nbytes >= core.capacity_bytes:
-            if staying == len(core.storage):
-                return 0
+        full = core.capacity_bytes is not None and core.nbytes >= core.capacity_bytes
+        if full and staying == len(core.storage):
+            return 0
         if core.capacity is None:
             return n
         return max(0, min(n, core.capacity - staying - sum(self.promised.values())))
