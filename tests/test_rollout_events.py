@@ -34,7 +34,7 @@ def pass_through(buffer: Any, names: list[str]) -> None:
 def held() -> int:
     """How many groups' memory events hold; each was taken by a call of its own."""
     gc.collect()
-    return sum(isinstance(each, Left) for each in gc.get_objects())
+    return sum(type(each) is Left for each in gc.get_objects())
 
 
 def test_a_reader_that_is_behind_learns_of_everything_and_can_read_the_newest_groups() -> None:
