@@ -399,6 +399,18 @@ def test_equal_blobs_are_stored_once_and_counted_once():
     assert buffer.stats()["blobs"] == 0
 
 
+def test_buffers_of_one_process_share_equal_blobs():
+    """As those of one store do; each counts what it holds, and frees it with its last reference."""
+    one, other = (rc.RolloutBuffer(name=name).sync for name in ("training", "evaluation"))
+    one.put(rc.Group([rollout()], blobs={"image": [bytes(2000)]}))
+    other.put(rc.Group([rollout()], blobs={"image": [bytes(1000) * 2]}))
+    assert one.nbytes == other.nbytes > 2000
+    [mine], [theirs] = one.take(1), other.take(1)
+    assert mine.blobs["image"][0] is theirs.blobs["image"][0]
+    assert one.nbytes == other.nbytes == 0
+    assert one.stats()["blobs"] == other.stats()["blobs"] == 0
+
+
 def test_a_blob_outlives_its_store_for_whoever_took_the_group():
     buffer = rc.RolloutBuffer().sync
     buffer.put(rc.Group([rollout()], blobs={"image": [b"cat", b"dog"]}))

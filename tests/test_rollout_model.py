@@ -568,8 +568,7 @@ class Driver:
             old.save(self.folder / str(self.saves))
             self.open()
             self.real.load(self.folder / str(self.saves))
-        old.close()
-        self.handed.clear()
+        old.close()  # its leases and claims stay in `handed`: they are no longer held
         self.model.restart()
         self.model.expire_all()
 

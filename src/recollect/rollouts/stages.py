@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -85,7 +86,9 @@ class Stages:
         self._claimed: dict[tuple[str, int], int] = {}  # (cell, key) -> claim
         self._claims_in: Counter[tuple[str, str]] = Counter()  # (cell, task) -> groups claimed
         self._deadlines: list[tuple[float, int]] = []
-        self._next_id = -1  # those of leases are positive
+        # Below 0, so that none is taken for a lease, and from a random number on: a worker that
+        # outlives the buffer does not settle a claim of somebody else on the next one.
+        self._next_id = -(secrets.randbits(20) << 32) - 1
         self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
 
     @property
