@@ -108,6 +108,7 @@ class Core:
             journal=journal,
             clock=clock,
         )
+        self.table._owner = self  # a store that holds the table saves the rest with it
         kernels.load_tokens()
         self.train_step = FIRST_STEP
         self.entries: dict[int, Entry] = {}
@@ -437,6 +438,16 @@ class Core:
                 "promised": dict(self.space.promised),
                 "claimed": self.stages.claimed,
             }
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        from recollect.rollouts.persistence import own_state
+
+        return own_state(self), self.blobs.all()
+
+    def restore_own(self, state: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+        from recollect.rollouts.persistence import restore_own
+
+        restore_own(self, state, blobs)
 
     def close(self) -> None:
         with self.table._transaction():
