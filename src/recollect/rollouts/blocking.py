@@ -18,7 +18,7 @@ from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rollouts.verbs import T, Verb
-from recollect.table import WhereLike
+from recollect.table import Table, WhereLike
 
 
 class BlockingBuffer:
@@ -171,6 +171,10 @@ class BlockingBuffer:
 
     def stats(self) -> dict[str, Any]:
         return self._core.stats()
+
+    @property
+    def table(self) -> Table:
+        return self._core.table
 
     def events(self, *kinds: str, keep: int | None = KEPT) -> BlockingEvents:
         return self._core.events.subscribe_blocking(kinds, keep)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from recollect.arguments import many, text, time_span, whole
 from recollect.errors import BufferFull, NeverPossible
-from recollect.rollouts.encoding import Encoded
+from recollect.ragged import Ragged
+from recollect.rollouts.encoding import ARRAYS, Encoded
 from recollect.rollouts.expiring import as_rows, expire_due
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
@@ -85,6 +86,10 @@ class Space:
     ) -> int:
         """Bytes that must leave before a group comes, 0 or less where it fits."""
         core, payload = self._core, self._payload(rows, shared)
+        if encoded.arrays:  # those of a new name have no column yet
+            names = core.table.columns
+            new = [c for name, (c, _) in encoded.arrays.items() if ARRAYS + name not in names]
+            payload += sum(cells.values.nbytes for cells in new if isinstance(cells, Ragged))
         assert core.capacity_bytes is not None
         coming = payload + sum(map(len, encoded.blobs.values()))
         if coming > core.capacity_bytes:
