@@ -469,6 +469,7 @@ class Model:
                 group.deliveries += 1
         self.leases.clear()
         self.claims.clear()
+        self.promised.clear()
 
     # -- stages ---------------------------------------------------------------------------------
     def claimable(self, cell: str, task: str | None) -> list[ModelGroup]:

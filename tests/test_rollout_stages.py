@@ -311,6 +311,26 @@ def test_annotations_add_columns_that_no_group_had():
     assert taken[1].arrays["values"].shape == (3, 4)
 
 
+def test_a_mask_that_comes_late_decides_when_the_rollout_expires():
+    rule = rc.Staleness(max_staleness=9, max_token_staleness=1)
+    buffer = made(needs=("loss_mask",), staleness=rule)
+    given = rollout(3, "a", versions=[1, 2, 4], finish_reason="stop")
+    key = buffer.put(group("a", given))
+    buffer.put(group("b", rollout(1, "b", versions=[4])))
+    buffer.advance(5)
+    flags = {"loss_mask": [np.array([1, 1, 0], np.int8)]}
+    assert buffer.annotate(["a"], 0, arrays=flags).tolist() == [True]
+    # without the last token nothing trains from step 5 on: 2 is as old as may be at step 4
+    assert buffer.count(status="EXPIRED") == 1
+    assert (buffer.get([key])[0][0].attempt, buffer.accounts()["math"]["expired"]) == (1, 1)
+    with pytest.raises(rc.InvalidValue, match="loss_mask: expected 0 or 1"):
+        buffer.annotate(["b"], 0, arrays={"loss_mask": [np.array([2])]})
+    buffer.annotate(["b"], 0, arrays={"loss_mask": [np.array([1])]})
+    assert buffer.is_ready({"math": 1})
+    assert buffer.advance(6) == {}
+    assert buffer.advance(7) == {"math": 1}
+
+
 def test_annotating_keeps_the_key_the_place_and_the_other_cells():
     buffer = made()
     given = [group(name, rollout(2, f"{name}0", logprobs=[-1, -2])) for name in "abc"]

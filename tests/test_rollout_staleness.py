@@ -454,6 +454,22 @@ def test_a_trainer_that_names_its_step_when_it_takes_is_warned_too(call, caplog)
     assert buffer.accounts()["math"]["starves"]
 
 
+def test_a_task_that_is_sampled_does_not_starve(caplog):
+    """Groups that are reused until they expire have done their work."""
+    rule = rc.Staleness(on_expire="discard")
+    buffer = rc.RolloutBuffer(staleness=rule, order=rc.Fifo(), max_uses=0).sync
+    with caplog.at_level(logging.WARNING, "recollect.rollouts"):
+        for step in range(1, 5):
+            for _ in range(4):
+                buffer.put(group(), version=step - 1)
+            for _ in range(3):
+                buffer.sample(2, train_step=step)
+    account = buffer.accounts()["math"]
+    assert (account["expired"], account["taken"], account["sampled"]) == (12, 0, 24)
+    assert caplog.records == []
+    assert not account["starves"]
+
+
 def test_accounts_count_per_task_with_reasons():
     """Put, stored, leased, taken, expired, retried, and every way to leave, each in its task."""
     rules = {

@@ -12,6 +12,7 @@ from recollect.arguments import text
 from recollect.errors import InvalidValue, shown
 from recollect.ragged import Ragged
 from recollect.rollouts.cells import other_array, to_json
+from recollect.rollouts.checks import only_flags
 from recollect.rollouts.encoding import ARRAYS, fitted
 from recollect.schema import Rows, Stored
 
@@ -119,6 +120,8 @@ class Filling:
                     f"{name} has {cells.lengths[wrong]} entries for "
                     f"{response.lengths[where[wrong]]} response tokens"
                 )
+            if name == "loss_mask" and not only_flags(np.ascontiguousarray(cells.values)):
+                raise InvalidValue("loss_mask: expected 0 or 1 per response token")
             place = names.index(name)
             columns[place] = _with_cells(columns[place], where, cells)
             flags = present[place]

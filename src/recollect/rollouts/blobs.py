@@ -43,6 +43,11 @@ class Blobs:
         """Bytes that these would add."""
         return sum(len(blob) for name, blob in blobs.items() if name not in self._blobs)
 
+    def freed(self, names: Iterable[str], kept: Iterable[str]) -> int:
+        """Bytes that go when a group refers no more to some, and another comes that keeps some."""
+        last = {name for name in names if self._references[name] == 1} - set(kept)
+        return sum(len(self._blobs[name].data) for name in last)
+
     def add(self, blobs: Mapping[str, bytes]) -> None:
         """A group refers to these."""
         for name, blob in blobs.items():

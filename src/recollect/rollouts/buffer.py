@@ -345,7 +345,7 @@ class RolloutBuffer:
     def state(self) -> dict[str, Any]:
         """Immediate: everything that decides what later calls return, as plain data and arrays.
 
-        Leases and claims count as given back.
+        Leases, claims and reserved room count as given back.
         """
         from recollect.rollouts import persistence
 

@@ -114,6 +114,20 @@ def stale_rows(
     return stale
 
 
+def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts: Any) -> None:
+    """The masks of stored groups are others now: so may be the steps at which they expire."""
+    assert rows.present is not None
+    expires = np.empty(keys.size, np.int64)
+    for task in dict.fromkeys(tasks):
+        steps = row_expiry(rows.columns, rows.present, core.rules[task])[1]
+        here = np.array([each == task for each in tasks])
+        expires[here] = np.minimum.reduceat(steps, starts[:-1])[here]
+    fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
+    core.storage.update(keys, fields)
+    core.table._effects.emit(Updated, keys, fields)
+    expire_due(core)
+
+
 class _Due:
     """The groups that are due, as columns: what is stale in them, and what becomes of the rest."""
 

@@ -1,11 +1,12 @@
 """A buffer's state as data, and as a folder; and back. Exact: order, keys, counters, draws.
 
     PATH/manifest.json, PATH/table-0/...   the table, as `Store.save` writes it
-    PATH/buffer.json                       the rest: train step, accounts, promises
+    PATH/buffer.json                       the rest: train step, accounts
     PATH/blobs.arrow                       blobs by name, where there are any
 
-Leases and claims are over: what is leased or claimed is saved as given back. What the buffer
-keeps in dicts is made again from the table.
+Leases, claims and promised room are over: whoever had them does not live in the buffer that is
+restored, so nobody would give them back. What the buffer keeps in dicts is made again from the
+table.
 """
 
 from __future__ import annotations
@@ -135,7 +136,6 @@ def own_state(core: Core) -> dict[str, Any]:
         "format": FORMAT,
         "name": core.table.name,
         "train_step": core.train_step,
-        "promised": dict(core.space.promised),
         "accounts": core.accounts.state(),
     }
 
@@ -143,7 +143,6 @@ def own_state(core: Core) -> dict[str, Any]:
 def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
     """Put that back, and make the rest again from the table."""
     core.train_step = own["train_step"]
-    core.space.promised = dict(own["promised"])
     core.accounts.restore(own["accounts"])
     keys = np.sort(core.storage.find(None, None, visible=False))
     if not keys.size:

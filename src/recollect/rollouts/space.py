@@ -96,7 +96,10 @@ class Space:
             raise NeverPossible(
                 f"a group of {coming} bytes never fits a buffer of {core.capacity_bytes} bytes"
             )
-        leaving = 0 if replaced is None else self._bytes_of(replaced)
+        leaving = 0
+        if replaced is not None:
+            freed = core.blobs.freed(core.entries[replaced].blobs, encoded.blobs)
+            leaving = self._bytes_of(replaced) + freed
         after = core.nbytes + payload + core.blobs.missing(encoded.blobs) - leaving
         return after - core.capacity_bytes
 
@@ -126,7 +129,7 @@ class Space:
         return table._schema.payload(rows) + table._shared_schema.payload(shared)
 
     def _bytes_of(self, key: int) -> int:
-        """The payload that leaves with a group, blobs that others refer to left out."""
+        """The payload of a group, without its blobs."""
         chosen = self._core.storage.get(np.array([key], np.uint64), None)
         batch = chosen.read(np.empty)
         table = self._core.table

@@ -31,7 +31,7 @@ from recollect.info import Lease
 from recollect.rollouts.annotations import Filling
 from recollect.rollouts.cells import Cells
 from recollect.rollouts.encoding import ARRAYS, ROWS, Entry
-from recollect.rollouts.expiring import as_rows, row_payload
+from recollect.rollouts.expiring import as_rows, judge_again, row_payload
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import CODES, Status
 from recollect.rollouts.taking import lease_span
@@ -394,6 +394,8 @@ class Stages:
         core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
         table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
         self._complete(keys, names, after, starts)
+        if "loss_mask" in filling.arrays:
+            judge_again(core, keys, batch.info.task.tolist(), after, starts)
         table._gate.arrivals.changed(keys.size)
         return found
 

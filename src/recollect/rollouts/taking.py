@@ -173,7 +173,9 @@ class Taking:
             chosen = core.storage.sample(table._sampler, n, bound, False, table._sample_calls)
             table._counts.samples += n
             table._sample_calls += 1
-            blobs = core.blobs_of([core.entries[key] for key in chosen.keys.tolist()])
+            entries = [core.entries[key] for key in chosen.keys.tolist()]
+            core.accounts.drew(entry.task for entry in entries)
+            blobs = core.blobs_of(entries)
             if chosen.worn is not None:
                 core.gone(chosen.worn, "trained")
             return chosen, step, blobs, None
