@@ -176,7 +176,7 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
 
 def _names_of(core: Core) -> dict[str, str]:
     """The columns of the cells that groups need."""
-    from recollect.rollouts.stages import PLACES
+    from recollect.rollouts.annotations import PLACES
 
     return {cell: cell if cell in PLACES else ARRAYS + cell for cell in core.needs}
 
