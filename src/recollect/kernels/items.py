@@ -489,7 +489,7 @@ def _each_index(items, table, slots, n, change, mask, skip, work):
                 change_index(items, table[row], slots[i:], count, change, work)
 
 
-@kernel("void(ints, table, ints, int64, int64, int64, ints)")
+@kernel("void(ints, table, ints, int64, int64, int64, ints)", slow=True)
 def arrange(items, table, slots, n, verb, mask, work):
     """Make items visible or invisible, or change the indexes that depend on `mask`.
 
@@ -632,7 +632,8 @@ def _smallest_probability(table, rows):
 
 @kernel(
     "int64(ints, table, ints, int64, int64, int64, int64, float64, int64, words, table,"
-    " float_table, ints)"
+    " float_table, ints)",
+    slow=True,
 )
 def choose(
     items, table, rows, verb, n, replace, stratified, beta, normalize, random, ints, floats, work
