@@ -26,6 +26,7 @@ from recollect.kernels.indexes import (
     unit_of,
 )
 from recollect.kernels.layout import (
+    A_DIRECTORY,
     A_HASH,
     A_INSERTED,
     A_LOOSE,
@@ -54,6 +55,9 @@ from recollect.kernels.layout import (
     DEPENDS,
     DEPENDS_PRIORITY,
     DEPENDS_TIMES,
+    DIRECTORY_BASE,
+    DIRECTORY_BLOCK,
+    DIRECTORY_STRIDE,
     DISPLACED,
     FAMILIES,
     FREE,
@@ -108,6 +112,7 @@ SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of choose
 SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
+ASKED = 512  # items whose rows a cache can hold until they are copied
 AHEAD = 24  # items between a prefetch and its use
 
 
@@ -638,14 +643,26 @@ def _depends_on_times(items, table):
 
 @inner("void(ints, table, float_table, int64)")
 def _fill(items, ints, floats, n):
-    """What a batch says of each of its items, as of now."""
+    """What a batch says of each of its items, as of now.
+
+    The rows of a small batch are asked for: they are copied as soon as the lock is free.
+    """
+    directory = int64_at(items[A_DIRECTORY])
+    asked = items[A_DIRECTORY] != 0 and n <= ASKED
     records = int64_at(items[A_RECORD])
     numbers = float64_at(items[A_RECORD])
     times = int32_at(items[A_RECORD])
     for i in range(n):
         slot = ints[IN_SLOT, i]
         ints[IN_KEY, i] = records[4 * slot + KEY]
-        ints[IN_LOCATION, i] = records[4 * slot + LOCATION]
+        location = records[4 * slot + LOCATION]
+        ints[IN_LOCATION, i] = location
+        if asked:
+            entry = DIRECTORY_BLOCK * (location >> 32)
+            stride = directory[entry + DIRECTORY_STRIDE]
+            row = directory[entry + DIRECTORY_BASE] + (location & LOW) * stride
+            for line in range(0, min(stride + 63, np.int64(256)), 64):
+                prefetch(row + line)
         ints[IN_TIMES, i] = times[8 * slot + TIMES]
         floats[IN_PRIORITY, i] = numbers[4 * slot + PRIORITY]
 
