@@ -333,7 +333,7 @@ def settle_maxima(items):
                 if maxima[base + child] == highest and (
                     node < 0 or (level == 0 and loose[node] and not loose[child])
                 ):
-                    node = child
+                    node = np.int64(child)
         if not loose[node]:
             items[PMAX_LOOSE] = 0
             return
