@@ -205,6 +205,18 @@ def test_a_claim_of_groups_that_all_went_is_over():
         buffer.renew(claim.lease, 10)
 
 
+def test_a_claim_of_groups_that_were_trained_and_archived_is_over():
+    buffer = made("ab", archive=True)
+    claim = buffer.claim(2, lacks="reward", lease=True).lease
+    buffer.confirm(buffer.take(1, lease=True).lease)  # take hands out what is not ready, too
+    assert buffer.renew(claim, 30).id == claim.id  # b is still to be done
+    buffer.confirm(buffer.take(1, lease=True).lease)
+    with pytest.raises(rc.LeaseExpired, match="have left"):
+        buffer.renew(claim, 30)
+    with pytest.raises(TimeoutError):
+        buffer.claim(1, lacks="reward", timeout=0)
+
+
 def test_a_retried_group_is_claimed_by_nobody():
     buffer = made("a", staleness=rc.Staleness())
     buffer.claim(1, lacks="reward")
@@ -256,6 +268,15 @@ def test_the_mask_is_false_where_the_group_has_gone():
     mask = buffer.annotate(["a0", "b0", "never"], 0, reward=[1.0, 2.0, 3.0])
     assert mask.tolist() == [False, True, False]
     assert buffer.take(1)[0].rewards == [2.0, None]
+
+
+def test_the_mask_is_false_where_the_group_was_trained_and_archived():
+    buffer = made("a", needs=(), archive=True)
+    buffer.confirm(buffer.take_batch({"math": 1}, lease=True).lease)
+    assert buffer.annotate(["a0", "a1"], 0, reward=1.0).tolist() == [False, False]
+    assert buffer.trained_at(1)[0].rewards == [None, None]
+    buffer.put(group("b", rollout(2, "b0", status="ARCHIVED")))
+    assert buffer.annotate(["b0"], 0, reward=1.0).tolist() == [False]
 
 
 def test_the_mask_is_false_where_the_rollout_waits_for_its_retry():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recollect.errors import InvalidValue, shown
-from recollect.table import Table
+from recollect.table import Owner, Table
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -73,13 +73,18 @@ class Store(Mapping[str, Table]):
         """
         from recollect.durability.snapshot import save
 
-        save(self._tables, path, progress)
+        save(self._tables, path, progress, self._owners())
 
     def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
         """Put a snapshot into these tables, which must be empty: keys, order, counters, draws."""
         from recollect.durability.snapshot import load
 
-        load(self._tables, path, progress)
+        load(self._tables, path, progress, self._owners())
+
+    def _owners(self) -> dict[str, Owner]:
+        """What is built on these tables, such as rollout buffers: a snapshot holds it, too."""
+        owners = {name: table._owner for name, table in self._tables.items()}
+        return {name: owner for name, owner in owners.items() if owner is not None}
 
     def close(self) -> None:
         """Close every table."""

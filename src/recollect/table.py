@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,18 @@ class _Insert(NewItems):
     request: Request | None = None
 
 
+class Owner(Protocol):
+    """What is built on a table and keeps state beside it. Called under the table's lock."""
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The state as JSON, and blobs by name, for a snapshot of the table's store."""
+        ...
+
+    def restore_own(self, state: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+        """Put it back, after the table's."""
+        ...
+
+
 class Table:
     """A set of items that is sampled by one rule and evicted by another.
 
@@ -145,6 +157,7 @@ class Table:
         if journal is not None:
             raise InvalidValue("journal: tables cannot be journaled yet; leave it None")
         self.checkpoint = flag("checkpoint", checkpoint)
+        self._owner: Owner | None = None
         self._tags = parse_tags(tags)
         self._fields = {**BUILT_IN, **self._tags}
         self.partition_by = self._check_partition(partition_by)

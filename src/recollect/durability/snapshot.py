@@ -5,6 +5,7 @@
     PATH/table-N/shared.arrow    the shared cells, where there are any
     PATH/table-N/items.arrow     an entry per item: slot, key, fields
     PATH/table-N/arrays.arrow    free slots, members of indexes: named lists of int64
+    PATH/table-N/blobs.arrow     blobs by name, of a rollout buffer that is built on the table
 
 All is written and synced under another name and then renamed, so a snapshot is there as a
 whole or not at all. Loading checks every file and puts the state back exactly: the draws that
@@ -34,14 +35,23 @@ from recollect.errors import SnapshotError
 from recollect.storage.capture import Capture
 
 if TYPE_CHECKING:
-    from recollect.table import Table
+    from recollect.table import Owner, Table
 
+NOBODY: Mapping[str, Any] = {}
 FORMAT = 1
 MANIFEST = "manifest.json"
 
 
-def save(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bool | None) -> None:
-    """Write a snapshot of all tables, captured together; replaces a snapshot that is there."""
+def save(
+    tables: Mapping[str, Table],
+    path: str | os.PathLike[str],
+    progress: bool | None,
+    owners: Mapping[str, Owner] = NOBODY,
+) -> None:
+    """Write a snapshot of all tables, captured together; replaces a snapshot that is there.
+
+    `owners` have state of their own beside the tables of these names.
+    """
     target = Path(path)
     if target.exists() and not (target / MANIFEST).is_file():
         raise SnapshotError(f"{target} exists and is no snapshot; choose another path")
@@ -50,6 +60,7 @@ def save(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
         for table in wanted.values():
             locks.enter_context(table._transaction())
         captures = {name: capture_table(table) for name, table in wanted.items()}
+        owned = {name: owner.own_state() for name, owner in owners.items() if name in wanted}
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -60,6 +71,11 @@ def save(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
             for place, (name, (state, captured)) in enumerate(captures.items()):
                 files = _write_table(folder, f"table-{place}", captured, bar)
                 manifest["tables"][name] = {**state, "storage": captured.numbers, "files": files}
+                if name in owned:
+                    own, blobs = owned[name]
+                    manifest["tables"][name]["own"] = own
+                    cells = iter([_named_blobs(blobs)])
+                    files["blobs"] = _write_batches(folder, f"table-{place}/blobs.arrow", cells)
         _write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         _sync_folder(folder)
         _swap(folder, target)
@@ -135,6 +151,11 @@ def _lists(arrays: Mapping[str, Any]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(list(arrays)), values], ["name", "values"])
 
 
+def _named_blobs(blobs: Mapping[str, bytes]) -> pa.RecordBatch:
+    values = pa.array(list(blobs.values()), pa.large_binary())
+    return pa.record_batch([pa.array(list(blobs), pa.string()), values], ["name", "blob"])
+
+
 def _write(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
@@ -170,7 +191,12 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bool | None) -> None:
+def load(
+    tables: Mapping[str, Table],
+    path: str | os.PathLike[str],
+    progress: bool | None,
+    owners: Mapping[str, Owner] = NOBODY,
+) -> None:
     """Put a snapshot's tables into the tables of the same names, which must be empty."""
     folder = Path(path)
     manifest = _read_manifest(folder)
@@ -183,6 +209,12 @@ def load(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
         )
     for name, state in saved.items():
         check_fits(tables[name], state, str(folder))
+        if ("own" in state) != (name in owners):
+            kinds = ("a table", "a rollout buffer")
+            raise SnapshotError(
+                f"{folder}: {name!r} was saved as {kinds['own' in state]} and this is "
+                f"{kinds[name in owners]}; load it into what it was saved from"
+            )
         for entry in state["files"].values():
             _check_file(folder, entry)
     pieces = sum(len(_batches(folder, s["files"].get("rows"))) for s in saved.values())
@@ -197,6 +229,10 @@ def load(tables: Mapping[str, Table], path: str | os.PathLike[str], progress: bo
                 [],
             )
             restore_table(tables[name], state, captured, _read_rows(folder, state["files"], bar))
+            if name in owners:
+                blobs = _batches(folder, state["files"]["blobs"])[0]
+                names, cells = (blobs.column(n).to_pylist() for n in ("name", "blob"))
+                owners[name].restore_own(state["own"], dict(zip(names, cells, strict=True)))
 
 
 def _read_rows(folder: Path, files: Mapping[str, Any], bar: Any) -> Iterator[Batch]:

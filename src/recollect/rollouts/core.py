@@ -41,7 +41,7 @@ from recollect.rollouts.stages import Stages, check_cell
 from recollect.rollouts.staleness import FIRST_STEP, Rules
 from recollect.rollouts.taking import Taking
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Rows
+from recollect.schema import Column, Rows
 from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.fields import parse_tags
@@ -108,6 +108,7 @@ class Core:
             journal=journal,
             clock=clock,
         )
+        self.table._owner = self  # a store that holds the table saves the rest with it
         kernels.load_tokens()
         self.train_step = FIRST_STEP
         self.entries: dict[int, Entry] = {}
@@ -140,6 +141,8 @@ class Core:
 
         def attempt() -> int | Blocked | None:
             self._check_not_leased(group)
+            if self.space.is_tight():
+                expire_due(self)  # what came back too old when its lease lapsed makes room
             if encoded.expires > self.train_step:
                 key = self._store(group, encoded)
             else:
@@ -196,13 +199,15 @@ class Core:
         table, task = self.table, group.task
         replaced = self.by_id.get(group.group_id)
         if encoded.arrays:
-            self._add_columns(encoded)
+            self._fit_arrays(encoded)
         rows = rows_in(encoded, self.column_names())
         shared = Rows(1, encoded.shared, encoded.shared_present)
         if self.capacity is not None or self.capacity_bytes is not None:
             full = self.space.make(group, encoded, rows, shared, replaced)
             if full is not None:
                 return full if isinstance(full, Blocked) else None
+        if self._add_columns(encoded):  # now, because what waits or is refused leaves no trace
+            rows = rows_in(encoded, self.column_names())
         if replaced is not None:
             self.remove(np.array([replaced], np.uint64), "replaced")
         lacks = self.stages.lacking(encoded.columns, encoded.present, encoded.arrays)
@@ -254,16 +259,25 @@ class Core:
             self._names = (schema, list(schema.columns))
         return self._names[1]
 
-    def _add_columns(self, encoded: Encoded) -> None:
-        """Have a column for each array; what comes in another dtype of its kind is converted."""
+    def _fit_arrays(self, encoded: Encoded) -> None:
+        """What comes in another dtype of its column's kind is converted, or refused."""
         columns = self.table.columns
         for name, (cells, present) in encoded.arrays.items():
             assert isinstance(cells, Ragged)
             column = columns.get(ARRAYS + name)
             if column is None:
-                self.table.add_column(ARRAYS + name, cells.dtype, cells.inner_shape, ragged=True)
-            else:
-                encoded.arrays[name] = (fitted(name, cells, column), present)
+                column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
+            encoded.arrays[name] = (fitted(name, cells, column), present)
+
+    def _add_columns(self, encoded: Encoded) -> bool:
+        """Have a column for each array; whether one was new."""
+        columns = self.table.columns if encoded.arrays else {}
+        new = [name for name in encoded.arrays if ARRAYS + name not in columns]
+        for name in new:
+            cells = encoded.arrays[name][0]
+            assert isinstance(cells, Ragged)
+            self.table.add_column(ARRAYS + name, cells.dtype, cells.inner_shape, ragged=True)
+        return bool(new)
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
@@ -435,6 +449,16 @@ class Core:
                 "promised": dict(self.space.promised),
                 "claimed": self.stages.claimed,
             }
+
+    def own_state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        from recollect.rollouts.persistence import own_state
+
+        return own_state(self), self.blobs.all()
+
+    def restore_own(self, state: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+        from recollect.rollouts.persistence import restore_own
+
+        restore_own(self, state, blobs)
 
     def close(self) -> None:
         with self.table._transaction():

@@ -55,14 +55,19 @@ def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
     step = whole("train_step", train_step, 1)
 
     def attempt() -> dict[str, int]:
-        if step <= core.train_step:
-            return expire_due(core)
-        core.train_step = step
-        expired = expire_due(core)
-        core.accounts.judge(core.accounts.tasks())
-        return expired
+        return advance_to(core, step)
 
     return Verb(attempt, core.table._gate.arrivals, None, "advance")
+
+
+def advance_to(core: Core, step: int | None) -> dict[str, int]:
+    """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
+    if step is None or step <= core.train_step:
+        return expire_due(core)
+    core.train_step = step
+    expired = expire_due(core)
+    core.accounts.judge(core.accounts.tasks())
+    return expired
 
 
 def expire_due(core: Core) -> dict[str, int]:

@@ -44,7 +44,7 @@ def state(core: Core) -> dict[str, Any]:
     """Everything, as plain data, arrays and bytes."""
     with core.table._transaction():
         table, captured = capture_table(core.table)
-        own, blobs = _own_state(core), core.blobs.all()
+        own, blobs = own_state(core), core.blobs.all()
     payload = []
     for batch in captured.read():
         arrow = batch.to_arrow()
@@ -73,7 +73,7 @@ def restore(core: Core, saved: Mapping[str, Any]) -> None:
             for rows, shared in saved["payload"]
         )
         restore_table(core.table, saved["table"], captured, batches)
-        _restore_own(core, saved["buffer"], saved["blobs"])
+        restore_own(core, saved["buffer"], saved["blobs"])
 
 
 def save(core: Core, path: str | PathLike[str]) -> None:
@@ -86,7 +86,7 @@ def save(core: Core, path: str | PathLike[str]) -> None:
     try:
         with core.table._transaction():  # so that both parts are of one moment
             snapshot.save({core.table.name: core.table}, folder / "table", False)
-            own, blobs = _own_state(core), core.blobs.all()
+            own, blobs = own_state(core), core.blobs.all()
         snapshot._write(folder / BUFFER, json.dumps(own).encode())
         if blobs:
             snapshot._write(folder / BLOBS, _to_bytes(_blobs_to_arrow(blobs)) or b"")
@@ -115,7 +115,7 @@ def load(core: Core, path: str | PathLike[str]) -> None:
         blobs = _read_blobs(folder / BLOBS)
     with core.table._transaction():
         snapshot.load({own["name"]: core.table}, folder / "table", False)
-        _restore_own(core, own, blobs)
+        restore_own(core, own, blobs)
 
 
 def _read_blobs(path: Path) -> dict[str, bytes]:
@@ -129,7 +129,8 @@ def _read_blobs(path: Path) -> dict[str, bytes]:
     return blobs
 
 
-def _own_state(core: Core) -> dict[str, Any]:
+def own_state(core: Core) -> dict[str, Any]:
+    """What a buffer keeps beside its table and cannot make again from it, as JSON."""
     return {
         "format": FORMAT,
         "name": core.table.name,
@@ -139,7 +140,8 @@ def _own_state(core: Core) -> dict[str, Any]:
     }
 
 
-def _restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+    """Put that back, and make the rest again from the table."""
     core.train_step = own["train_step"]
     core.space.promised = dict(own["promised"])
     core.accounts.restore(own["accounts"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -47,7 +48,7 @@ Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are
 
 PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
-EXPIRED = CODES[Status.EXPIRED]
+OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
 
 
 def check_cell(what: str, cell: Any) -> None:
@@ -85,7 +86,9 @@ class Stages:
         self._claimed: dict[tuple[str, int], int] = {}  # (cell, key) -> claim
         self._claims_in: Counter[tuple[str, str]] = Counter()  # (cell, task) -> groups claimed
         self._deadlines: list[tuple[float, int]] = []
-        self._next_id = -1  # those of leases are positive
+        # Below 0, so that none is taken for a lease, and from a random number on: a worker that
+        # outlives the buffer does not settle a claim of somebody else on the next one.
+        self._next_id = -(secrets.randbits(20) << 32) - 1
         self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
 
     @property
@@ -369,7 +372,7 @@ class Stages:
         rows, sources = [], []
         for place, (key, within) in places.items():
             row = int(starts[item_of[key]]) + within
-            if attempts[row] == filling.attempts[place] and statuses[row] != EXPIRED:
+            if attempts[row] == filling.attempts[place] and statuses[row] not in OVER:
                 rows.append(row)
                 sources.append(place)
         if not rows:
@@ -406,6 +409,8 @@ class Stages:
             if rollout_id not in self._rows_of:
                 continue
             key = self._rows_of[rollout_id]
+            if self._core.entries[key].trained:  # the archive keeps what was trained on
+                continue
             ids = self._core.entries[key].rollout_ids
             start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
             if rollout_id in ids[start:]:
@@ -427,6 +432,9 @@ class Stages:
         missing = core.nbytes + payload - core.capacity_bytes
         if core.overflow == "drop_stalest":
             return core.space.drop_stalest(0, missing, keys)
+        _, missing = core.space.drop_archived(0, missing, keys)
+        if missing <= 0:
+            return None
         needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
         if core.overflow == "block":
             return Blocked(needs)

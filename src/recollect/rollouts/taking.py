@@ -13,7 +13,7 @@ from recollect.arguments import keys_of, many, time_span, whole
 from recollect.effects import Updated
 from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
 from recollect.info import Lease
-from recollect.rollouts.expiring import expire_due
+from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.verbs import Verb
@@ -79,9 +79,7 @@ class Taking:
         }
 
         def attempt() -> Any:
-            if train_step is not None and train_step > core.train_step:
-                core.train_step = train_step
-            expire_due(core)
+            advance_to(core, train_step)
             blocked = self._missing(shares)
             if blocked is not None:
                 return blocked
@@ -165,9 +163,7 @@ class Taking:
         bound = core.where(task, Status.COMPLETED, True, where)
 
         def attempt() -> Any:
-            if train_step is not None and train_step > core.train_step:
-                core.train_step = train_step
-            expire_due(core)
+            advance_to(core, train_step)
             step = core.train_step if train_step is None else train_step
             if n <= 0:
                 return core.storage.get(np.zeros(0, np.uint64), None), step, {}, None
