@@ -30,6 +30,7 @@ from recollect.rollouts.encoding import (
     encode,
     fitted,
     rows_in,
+    tally,
 )
 from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
 from recollect.rollouts.expiring import expire_due, stale_rows, verdict, without_stale
@@ -275,15 +276,16 @@ class Core:
 
     def gone(self, chosen: Chosen, reason: str) -> None:
         """Groups have left the storage: forget them, count them, and tell who wants to know."""
-        entries = []
-        for key in chosen.keys.tolist():
-            entry = self.entries.pop(key)
-            if self.by_id.get(entry.group_id) == key:
-                del self.by_id[entry.group_id]
-            entries.append(entry)
+        by_id, stages = self.by_id, self.stages
+        keys = chosen.keys.tolist()
+        entries = list(map(self.entries.pop, keys))
+        for key, entry in zip(keys, entries, strict=True):
+            if by_id.get(entry.group_id) == key:
+                del by_id[entry.group_id]
             if entry.lacks:
-                self.stages.went(key, entry)
-            self.stages.forget(key, entry)
+                stages.went(key, entry)
+            if stages._rows_of is not None:
+                stages.forget(key, entry)
         self._count_and_tell(chosen, entries, reason)
         for entry in entries:
             if entry.blobs:
@@ -293,9 +295,8 @@ class Core:
     def _count_and_tell(self, chosen: Chosen, entries: list[Entry], reason: str) -> None:
         """Once for each group: what is in the archive was told of when it was confirmed."""
         kind = KIND_OF.get(reason, "discarded")
-        for entry in entries:
-            if not entry.trained:
-                self.accounts[entry.task].left[reason] += 1
+        for task, count in tally([entry for entry in entries if not entry.trained]).items():
+            self.accounts[task].left[reason] += count
         if self.events.wants(kind):
             left = Left(chosen, self.blobs_of(entries))
             told = events_of(kind, reason, chosen.keys, entries, left)

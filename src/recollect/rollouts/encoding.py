@@ -9,6 +9,7 @@ is stored and not a copy of it per token; `groups.py` spreads it when a batch is
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,11 @@ class Entry:
         self.blobs: Sequence[str] = ()
         self.lacks: Sequence[str] = ()
         self.trained = False  # whether it has left its account and stays in the archive
+
+
+def tally(entries: Sequence[Entry]) -> Counter[str]:
+    """How many groups of each task there are."""
+    return Counter([entry.task for entry in entries])
 
 
 class Encoded:
