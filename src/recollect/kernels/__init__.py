@@ -51,9 +51,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import rows, tokens
+    from recollect.kernels import groups, rows, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups)
 
 
 def _load(family: str, make: Callable[[], Any]) -> Any:

@@ -183,6 +183,14 @@ class FieldArray:
         else:
             self.array[slots] = self.absent if value is None else value
 
+    def write_one(self, slot: int, value: FieldValue) -> None:
+        """The same for one item and one value."""
+        if self.kind == "str":
+            self._forget_unused(1)
+            self.array[slot] = self._code(value)
+        else:
+            self.array[slot] = self.absent if value is None else value
+
     def _code(self, text: Any) -> int:
         if text is None:
             return -1

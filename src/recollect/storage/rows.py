@@ -121,7 +121,9 @@ class RowStore:
         self.directory = Directory(np.zeros((16, layout.DIRECTORY_BLOCK), np.int64), ())
         self.tracking = False
         self.set_schema(schema)
-        self.beside = self.stride - self.fixed_bytes  # of a record, at least: columns are only added
+        self.beside = (
+            self.stride - self.fixed_bytes
+        )  # of a record, at least: columns are only added
 
     # -- schema ---------------------------------------------------------------------------------
     def set_schema(self, schema: Schema) -> None:
