@@ -51,9 +51,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import rows, tokens
+    from recollect.kernels import groups, rows, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {"tables": _tables, "steps": _steps, "tokens": _tokens}

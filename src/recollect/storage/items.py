@@ -202,6 +202,16 @@ class Items:
         if layout.A_DELIVERIES in self.owned:
             self.owned[layout.A_DELIVERIES][slots] = 0
 
+    def write_one(self, slot: int, given: Mapping[str, FieldValue]) -> None:
+        """The same for one item."""
+        for name in given:
+            if name not in self.fields:
+                self.field(name)
+        for name, field in self.fields.items():
+            field.write_one(slot, given.get(name))
+        if layout.A_DELIVERIES in self.owned:
+            self.owned[layout.A_DELIVERIES][slot] = 0
+
     def newest_version(self, slots: Ints) -> float:
         """The highest version among items of positive priority, 0 where there is none."""
         version = self.fields.get("version")
