@@ -54,6 +54,7 @@ Keys = NDArray[np.uint64]
 
 OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
 OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
+STALEST_FIRST = StalestFirst()  # who leaves a full buffer
 NO_KEYS = np.zeros(0, np.uint64)
 NO_FLAGS = (None,) * len(ROWS)
 
@@ -101,7 +102,7 @@ class Core:
             name,
             capacity=LARGEST_CAPACITY if self.capacity is None else self.capacity,
             sampler=order,
-            remover=StalestFirst(),
+            remover=STALEST_FIRST,
             max_times_sampled=whole("max_uses", max_uses, 0),
             signature={**ROWS, **SHARED},
             tags={**self.tags, **OWN_TAGS},
@@ -184,9 +185,9 @@ class Core:
         if self.capacity is not None and len(self.storage) >= self.capacity:
             if not self._drops_simply():
                 return None
-            self._overflowed(self.direct.evict(table._remover))
+            self._overflowed(self.direct.evict(STALEST_FIRST))
         lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
-        known.fields["ready"] = not any(need in lacks for need in self.needs)
+        known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
         entry.put_at = table._clock.time()
         key = self.direct.store(known, entry.put_at)
         if key is None:
@@ -217,6 +218,7 @@ class Core:
         storage = self.storage
         return (
             self.overflow == "drop_stalest"
+            and self.table._remover is STALEST_FIRST
             and len(storage) == self.capacity
             and not storage.hidden
             and not self.events.wants("discarded")
