@@ -65,6 +65,7 @@ from recollect.selectors import (
     StalestFirst,
     Uniform,
 )
+from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
@@ -86,6 +87,7 @@ __all__ = [
     "Event",
     "Fifo",
     "Follower",
+    "FrameStorage",
     "FreshestFirst",
     "Group",
     "Groups",

@@ -23,6 +23,7 @@ import yaml
 from recollect.errors import ConfigError, InvalidValue, NeverPossible, SchemaError
 from recollect.schema import Column
 from recollect.storage.base import Storage
+from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
@@ -190,7 +191,7 @@ WRITTEN: dict[tuple[Any, str], Any] = {
     (Table, "clock"): NoneType,  # only code has one
     (Column, "dtype"): str,
 }
-NAMED: dict[Any, dict[str, Any]] = {Storage: {"memory": MemoryStorage}}
+NAMED: dict[Any, dict[str, Any]] = {Storage: {"memory": MemoryStorage, "frame": FrameStorage}}
 BLAMED: dict[tuple[Any, Any], str] = {  # the wrong argument where an error does not name it
     (Store, InvalidValue): ".tables",
     (Table, SchemaError): ".signature",
