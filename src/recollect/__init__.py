@@ -6,6 +6,7 @@
 
 from importlib.metadata import PackageNotFoundError as _NotInstalled
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
 
 from recollect import errors
 from recollect.arrow import ArrowBatch
@@ -32,6 +33,8 @@ from recollect.errors import (
     RecollectError,
     SchemaError,
     SnapshotError,
+    StorageError,
+    StorageUnavailable,
     TableClosed,
     UnknownKey,
     WaitTimeout,
@@ -69,6 +72,9 @@ from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
+
+if TYPE_CHECKING:
+    from recollect.storage.sql import SqlStorage
 
 try:
     __version__ = _version("recollect")
@@ -125,10 +131,13 @@ __all__ = [
     "Selector",
     "Smallest",
     "SnapshotError",
+    "SqlStorage",
     "Stack",
     "Staleness",
     "StalestFirst",
     "Status",
+    "StorageError",
+    "StorageUnavailable",
     "Store",
     "SystemClock",
     "Table",
@@ -144,3 +153,12 @@ __all__ = [
     "mix",
     "parse",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs an optional package when it is first asked for."""
+    if name == "SqlStorage":
+        from recollect.storage.sql import SqlStorage
+
+        return SqlStorage
+    raise AttributeError(f"module 'recollect' has no attribute {name!r}")

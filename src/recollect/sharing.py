@@ -53,6 +53,10 @@ class TableSharing:
     def dropped(self) -> None:
         self._table._effects.drop()
 
+    def waiting(self) -> bool:
+        gate = self._table._gate
+        return bool(gate.arrivals.waiters or gate.departures.waiters)
+
     def changed(self, arrivals: int, departures: int, everybody: bool) -> None:
         table = self._table
         with table._lock():

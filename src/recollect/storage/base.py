@@ -149,6 +149,10 @@ class Sharing(Protocol):
         """Under the lock: what happened since the transaction began has not happened."""
         ...
 
+    def waiting(self) -> bool:
+        """Whether somebody in this process waits; may be called from any thread."""
+        ...
+
     def changed(self, arrivals: int, departures: int, everybody: bool) -> None:
         """Another process changed something; called without the lock, from any thread."""
         ...

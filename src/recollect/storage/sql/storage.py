@@ -1,0 +1,660 @@
+"""`SqlStorage`: the verbs of a storage, as batched statements in one transaction."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from numpy.typing import NDArray
+
+from recollect.arguments import time_span
+from recollect.errors import InvalidValue, StorageError, UnknownKey
+from recollect.schema import Rows, Schema
+from recollect.selectors import Mixed, Ordered, Selector, Smallest
+from recollect.storage.base import Chosen, Contended, Keys, Layout, NewItems, Sharing, Where
+from recollect.storage.fields import BUILT_IN, FieldValue, absent_of
+from recollect.storage.sql import tables
+from recollect.storage.sql.books import SqlLeases, SqlRequests
+from recollect.storage.sql.choosing import Choosing
+from recollect.storage.sql.chosen import Gone, SqlChosen
+from recollect.storage.sql.columns import schemas_from_json, schemas_to_json
+from recollect.storage.sql.database import PATIENCE, Database
+from recollect.storage.sql.listening import Listener, PostgresListener, SqliteListener
+from recollect.storage.sql.orders import index_of_field, indexes_for
+from recollect.storage.sql.payload import Codec, item_bytes
+from recollect.storage.sql.state import State
+from recollect.storage.sql.text import from_text, to_text
+from recollect.storage.sql.transactions import Transactions
+from recollect.storage.sql.where import condition
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+COUNTER_BITS = 44
+ORIGIN_BITS = 19  # one less than others have: a key fits into a signed number
+CHUNK = 64  # items that are looked at together, where bytes decide how many must leave
+HIDDEN = 0  # the lease of items that are hidden for a moment, within one transaction
+
+
+class SqlStorage:
+    """Keeps items in a SQL database: SQLite, or PostgreSQL that several processes share.
+
+    An item is a row, with its fields as typed and indexed columns. Tables of one name in one
+    database are one table, whichever process opens it, and it is there again after a restart.
+    `patience` is how many seconds a call waits for a server that went away.
+
+    >>> import recollect as rc
+    >>> storage = rc.SqlStorage("sqlite://")  # in memory; a file is sqlite:///replay.db
+    >>> table = rc.Table("replay", capacity=1000, storage=storage)
+    >>> keys = table.insert({"x": [1, 2]}, task=["math", "code"])
+    >>> table.count({"task": "math"})
+    1
+    """
+
+    def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
+        self._database = Database(url, time_span("patience", patience))
+        self._layout: Layout | None = None
+
+    def __repr__(self) -> str:
+        return f"SqlStorage({self._database.where!r})"
+
+    # -- opening ---------------------------------------------------------------------------------
+    def open(self, layout: Layout) -> SqlStorage:
+        if self._layout is not None:
+            raise InvalidValue(
+                f"storage: this one belongs to table {self._layout.name!r}; make one per table"
+            )
+        if layout.journaled:
+            raise InvalidValue(
+                "journal: a table in a database has none, because the database is its journal; "
+                "leave it None"
+            )
+        self._layout = layout
+        self._dialect = self._database.dialect
+        self._indexed: set[str] = set()
+        self._schema_version = 0
+        self._codec: Codec | None = None
+        self._shared_codec: Codec | None = None
+        self._listener: Listener | None = None
+        number = self._database.begin(self._prepared)
+        self._database.commit()
+        self._transactions = Transactions(
+            self._database, number, f"recollect_{number}_{self._base}", self._refresh
+        )
+        self._choosing = Choosing(
+            self._transactions, self._items, self._columns, self._base, layout.seed
+        )
+        self.leases = SqlLeases(self._transactions, self._items)
+        self.requests = SqlRequests(self._transactions)
+        return self
+
+    def _prepared(self, connection: sa.Connection) -> int:
+        """Make what is missing in the database; returns the number of the table."""
+        layout, database = self._layout, self._database
+        assert layout is not None
+        tables.prepare(connection, self._dialect, database.where)
+        stored = tables.tables
+        name = to_text(layout.name)
+        row = connection.execute(sa.select(stored).where(stored.c.name == name)).one_or_none()
+        wanted = {n: kind for n, kind in layout.fields.items() if n not in BUILT_IN}
+        if row is None:
+            tags = tables.column_names(layout.fields)
+            number = connection.execute(
+                sa.insert(stored)
+                .values(
+                    name=name,
+                    fields=json.dumps(tags),
+                    origin=secrets.randbits(ORIGIN_BITS) << COUNTER_BITS,
+                )
+                .returning(stored.c.id)
+            ).scalar_one()
+            row = connection.execute(sa.select(stored).where(stored.c.id == number)).one()
+        self._tags: dict[str, list[str]] = json.loads(row.fields)
+        found = {name: kind for name, (kind, _) in self._tags.items()}
+        if found != wanted:
+            raise StorageError(
+                f"table {layout.name!r} of {database.where} was made with the tags {found}, and "
+                f"has {wanted} now; make it with the same, or under another name"
+            )
+        self._base: int = row.origin
+        self._items = tables.items_table(row.id, self._tags)
+        self._columns: dict[str, Any] = {
+            name: self._items.c[self._tags[name][1] if name in self._tags else name]
+            for name in layout.fields
+            if name != "seq"
+        }
+        self._columns["seq"] = self._items.c.key - self._base
+        self._items.create(connection, checkfirst=True)
+        lease = self._items.c.lease
+        leased = sa.Index(
+            f"{self._items.name}_lease", lease, _table=self._items,
+            sqlite_where=lease.is_not(None), postgresql_where=lease.is_not(None),
+        )  # fmt: skip
+        self._make_indexes([leased, *self._indexes_for(layout.selectors)], connection)
+        return int(row.id)
+
+    def attach(self, sharing: Sharing) -> None:
+        self._transactions.sharing = sharing
+        with self.transaction():  # the columns that others fixed, and the counts
+            pass
+
+    def _refresh(self, state: State) -> None:
+        """At the beginning of a transaction: others may have fixed the columns."""
+        if state.columns_version != self._schema_version:
+            stored = tables.tables
+            text = self._run(
+                sa.select(stored.c.columns).where(stored.c.id == self._transactions.number)
+            ).scalar_one()
+            rows, shared = schemas_from_json(text)
+            self._set_codecs(rows, shared, state.columns_version)
+            if self._transactions.sharing is not None:
+                self._transactions.sharing.adopt(rows, shared)
+
+    def _set_codecs(self, rows: Schema, shared: Schema | None, version: int) -> None:
+        self._codec = Codec(rows)
+        self._shared_codec = None if shared is None else Codec(shared)
+        self._schema_version = version
+
+    def set_schema(self, rows: Schema, shared: Schema | None) -> None:
+        transactions, stored = self._transactions, tables.tables
+        before = (self._codec, self._shared_codec, self._schema_version)
+        transactions.undone.append(lambda: self._unset_schema(before))
+        version = self._schema_version + 1
+        self._set_codecs(rows, shared, version)
+        self._run(
+            sa.update(stored)
+            .where(stored.c.id == transactions.number)
+            .values(columns=schemas_to_json(rows, shared), columns_version=version)
+        )
+
+    def _unset_schema(self, before: tuple[Codec | None, Codec | None, int]) -> None:
+        """The transaction that fixed columns came to nothing."""
+        self._codec, self._shared_codec, self._schema_version = before
+        sharing = self._transactions.sharing
+        if sharing is not None:
+            codec, shared = before[:2]
+            sharing.adopt(
+                None if codec is None else codec.schema,  # type: ignore[arg-type]
+                None if shared is None else shared.schema,
+            )
+
+    # -- what processes share ----------------------------------------------------------------------
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        return self._transactions.lock
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self._transactions.whole
+
+    def taking(self) -> AbstractContextManager[Any]:
+        return self._transactions.taking
+
+    def listen(self) -> None:
+        if self._database.in_memory:
+            return
+        with self.lock:
+            if self._listener is None or not self._listener.alive:
+                self._listener = self._new_listener()
+                weakref.finalize(self, self._listener.close)
+            listener = self._listener
+        listener.wait()
+
+    def _new_listener(self) -> Listener:
+        sharing, transactions = self._transactions.sharing, self._transactions
+        assert sharing is not None
+        changed: Any = weakref.WeakMethod(sharing.changed)
+        if self._dialect.shares:
+            return PostgresListener(
+                self._database, changed, transactions.channel, transactions.name
+            )
+        return SqliteListener(self._database, changed, weakref.WeakMethod(sharing.waiting))
+
+    def close(self) -> None:
+        with self.lock:
+            listener, self._listener = self._listener, None
+            if not self._database.in_memory:
+                self._database.close()
+        if listener is not None:
+            listener.close()
+
+    # -- what is there -----------------------------------------------------------------------------
+    @property
+    def _state(self) -> State:
+        return self._transactions.state
+
+    def _run(self, statement: Any) -> Any:
+        return self._transactions.connection.execute(statement)
+
+    def __len__(self) -> int:
+        return self._state.items
+
+    @property
+    def hidden(self) -> int:
+        return self._state.hidden
+
+    @property
+    def nbytes(self) -> int:
+        return self._state.nbytes
+
+    @property
+    def hidden_nbytes(self) -> int:
+        return self._state.hidden_nbytes
+
+    def highest_priority(self) -> float:
+        if not self._state.prioritized or not self._state.items:
+            return 1.0
+        return float(self._run(sa.select(sa.func.max(self._items.c.priority))).scalar_one())
+
+    def _condition(self, where: Where | None, *, visible: bool) -> Any:
+        conditions = [self._items.c.lease.is_(None)] if visible else []
+        if where is not None:
+            conditions.append(condition(where.query, self._columns, self._dialect))
+        return sa.and_(sa.true(), *conditions)
+
+    def available(self, where: Where | None, most: int | None = None) -> tuple[int, int]:
+        assert self._layout is not None
+        visible = self._state.items - self._state.hidden
+        if where is None and not self._layout.max_times_sampled:
+            return visible, 0
+        found = sa.select(self._items.c.times_sampled.label("times"))
+        found = found.where(self._condition(where, visible=True))
+        if most is not None:
+            found = found.limit(most)
+        counted = found.subquery()
+        times = sa.func.coalesce(sa.func.sum(counted.c.times), 0)
+        row = self._run(sa.select(sa.func.count(), times).select_from(counted)).one()
+        return int(row[0]), int(row[1])
+
+    def count(self, where: Where | None) -> int:
+        if where is None:
+            return self._state.items
+        query = sa.select(sa.func.count()).select_from(self._items)
+        return int(self._run(query.where(self._condition(where, visible=False))).scalar_one())
+
+    def counts(self, fields: Sequence[str]) -> dict[Any, int]:
+        assert self._layout is not None
+        columns = [self._columns[name] for name in fields]
+        first = sa.func.min(self._items.c.key)
+        query = sa.select(*columns, sa.func.count()).group_by(*columns).order_by(first)
+        texts = [self._layout.fields[name] == "str" for name in fields]
+        found: dict[Any, int] = {}
+        for *values, count in self._run(query):
+            seen = [from_text(v) if text else v for v, text in zip(values, texts, strict=True)]
+            found[seen[0] if len(fields) == 1 else tuple(seen)] = count
+        return found
+
+    def find(self, keys: Keys | None, where: Where | None, *, visible: bool) -> Keys:
+        key = self._items.c.key
+        query = sa.select(key).where(self._condition(where, visible=visible)).order_by(key)
+        if keys is not None:
+            query = query.where(self._among(keys))
+        return np.array(self._run(query).scalars().all(), np.uint64)
+
+    def _among(self, keys: Keys) -> Any:
+        """The items of these keys; a key that no database can hold is that of no item."""
+        return self._dialect.among(self._items.c.key, _numbers(keys))
+
+    # -- indexes -----------------------------------------------------------------------------------
+    def _indexes_for(self, selectors: Sequence[Selector]) -> list[sa.Index]:
+        assert self._layout is not None
+        by = self._layout.partition_by
+        return indexes_for(selectors, by, self._columns, self._items, self._dialect)
+
+    def _make_indexes(self, indexes: list[sa.Index], connection: sa.Connection) -> None:
+        for index in indexes:
+            name = str(index.name)
+            if name not in self._indexed:
+                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+                self._indexed.add(name)
+
+    def _index(self, indexes: list[sa.Index]) -> None:
+        """Have indexes; if the transaction comes to nothing, so do they."""
+        missing = [index for index in indexes if str(index.name) not in self._indexed]
+        if missing and self._transactions.alone:
+            names = {str(index.name) for index in missing}
+            self._transactions.undone.append(lambda: self._indexed.difference_update(names))
+            self._make_indexes(missing, self._transactions.connection)
+
+    def _index_fields(self, fields: Mapping[str, Any]) -> None:
+        named = [name for name in fields if name != "priority"]
+        self._index(
+            [index_of_field(name, self._columns, self._items, self._dialect) for name in named]
+        )
+
+    def keep_indexes(self, selectors: Sequence[Selector]) -> None:
+        self._index(self._indexes_for(selectors))
+
+    # -- inserting ---------------------------------------------------------------------------------
+    def insert(self, new: NewItems) -> Keys:
+        state, codec = self._state, self._codec
+        assert codec is not None
+        assert self._layout is not None
+        count = new.count
+        starts, per_item = _starts(new.per_item, count)
+        payload = codec.encode(new.rows, starts, per_item)
+        nbytes = item_bytes(codec.schema, new.rows, starts)
+        shared: list[Any] = [None] * count
+        if self._shared_codec is not None and new.shared is not None:
+            places = np.arange(count)
+            shared = self._shared_codec.encode(new.shared, places, np.ones(count, np.int64))
+            nbytes = nbytes + item_bytes(self._shared_codec.schema, new.shared, places)
+        keys = np.arange(count) + (self._base + state.counter)
+        values: dict[str, list[Any]] = {
+            "key": keys.tolist(),
+            "priority": self._priorities(new),
+            "times_sampled": [0] * count,
+            "inserted_at": [new.inserted_at] * count,
+            "rows": per_item.tolist(),
+            "nbytes": nbytes.tolist(),
+            "deliveries": [0] * count,
+            "width": [codec.width] * count,
+            "payload": payload,
+            "shared": shared,
+        }
+        self._index_fields(new.fields)
+        for name, value in new.fields.items():
+            values[self._columns[name].name] = self._field(name, value, count)
+        self._dialect.insert(self._transactions.connection, self._items, values)
+        state.counter += count
+        state.items += count
+        state.nbytes += int(nbytes.sum())
+        return keys.astype(np.uint64)
+
+    def _priorities(self, new: NewItems) -> list[float]:
+        given = new.priority
+        if given is None:
+            highest = new.default_priority
+            return [self.highest_priority() if highest < 0.0 else highest] * new.count
+        if (given != 1.0).any():
+            self._begin_priorities()
+        priorities: list[float] = np.broadcast_to(given, new.count).tolist()
+        return priorities
+
+    def _begin_priorities(self) -> None:
+        """From now on items differ in priority, and the highest is found through an index."""
+        if not self._state.prioritized:
+            self._state.prioritized = True
+            priority = self._items.c.priority
+            self._index([tables.index_on(self._dialect, self._items, [priority], visible=False)])
+
+    def _field(self, name: str, value: FieldValue, count: int) -> list[Any]:
+        """A field's values as the database has them, None where absent."""
+        assert self._layout is not None
+        kind = self._layout.fields[name]
+        if not isinstance(value, np.ndarray):
+            return [to_text(value) if isinstance(value, str) else value] * count
+        plain = np.broadcast_to(value, count).tolist()
+        if kind == "str":
+            return [None if text is None else to_text(text) for text in plain]
+        absent = absent_of(name, kind)
+        if kind == "bool":
+            return [None if v == absent else bool(v) for v in plain]
+        return [None if v == absent or v != v else v for v in plain]
+
+    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+        return None
+
+    # -- choosing ----------------------------------------------------------------------------------
+    def _codecs(self) -> tuple[Codec, Codec | None] | None:
+        return None if self._codec is None else (self._codec, self._shared_codec)
+
+    def _chosen(self, rows: Sequence[Any], **more: Any) -> SqlChosen:
+        return SqlChosen(rows, self._state.items, self._tags, self._codecs(), **more)
+
+    def sample(
+        self, selector: Selector, n: int, where: Where | None, replace: bool, calls: int
+    ) -> SqlChosen:
+        assert self._layout is not None
+        wanted = self._condition(where, visible=True)
+        limit = self._layout.max_times_sampled
+        worn: list[int] = []
+        if isinstance(selector, Mixed):
+            drawn, worn = self._choosing.sample_mixed(selector, n, wanted, replace, calls, limit)
+            rows = self._choosing.fetch(drawn.keys)
+            sampled: Any = 0
+        else:
+            drawn = self._choosing.draw(selector, n, wanted, replace, calls, limit)
+            rows = self._choosing.fetch(drawn.keys)
+            sampled, worn = self._choosing.count_samples(drawn.keys, rows, limit)
+        chosen = self._chosen(
+            [rows[key] for key in drawn.keys],
+            probability=drawn.probability,
+            weights=drawn.weights,
+            sampled=sampled,
+        )
+        if worn:
+            chosen.worn = self._chosen([rows[key] for key in worn])
+            self._forget([rows[key] for key in worn])
+        return chosen
+
+    def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> SqlChosen:
+        wanted = self._condition(where, visible=True)
+        probability = weights = None
+        if isinstance(selector, Ordered):
+            rows = self._choosing.ordered(selector, n, wanted, staying=False)
+            probability = np.ones(len(rows))
+        else:
+            drawn = self._choosing.draw_apart(selector, n, wanted)
+            by_key = self._choosing.fetch(drawn.keys)
+            rows = [by_key[key] for key in drawn.keys]
+            probability, weights = drawn.probability, drawn.weights
+        if len(rows) < n:
+            raise Contended
+        chosen = self._chosen(rows, probability=probability, weights=weights, sampled=1)
+        if hide:
+            self._hide(rows, chosen.keys)
+        else:
+            self._forget(rows)
+        return chosen
+
+    def _hide(self, rows: Sequence[Any], keys: Keys) -> None:
+        state, times = self._state, self._items.c.times_sampled
+        lease = self.leases.hiding(keys)
+        self._run(
+            sa.update(self._items)
+            .where(self._among(keys))
+            .values(lease=lease, times_sampled=times + 1)
+        )
+        state.hidden += len(rows)
+        state.hidden_nbytes += sum(row.nbytes for row in rows)
+
+    def _forget(self, rows: Sequence[Any]) -> None:
+        """Remove items whose rows are here."""
+        if not rows:
+            return
+        state = self._state
+        among = self._dialect.among(self._items.c.key, [row.key for row in rows])
+        self._run(sa.delete(self._items).where(among))
+        state.items -= len(rows)
+        state.nbytes -= sum(row.nbytes for row in rows)
+        hidden = [row.nbytes for row in rows if row.lease is not None]
+        state.hidden -= len(hidden)
+        state.hidden_nbytes -= sum(hidden)
+
+    def evict(
+        self, selector: Selector, n: int, nbytes: int, keep: bool
+    ) -> tuple[int, Sequence[Chosen]]:
+        goal = self._state.nbytes - nbytes
+        gone, kept = 0, []
+        wanted = self._condition(None, visible=True)
+        while n > 0 or (nbytes > 0 and self._state.nbytes > goal):
+            # Each item that leaves for its bytes is chosen by itself; a mixture shares them out.
+            look = n if n > 0 else (1 if isinstance(selector, Mixed) else CHUNK)
+            rows = self._next_to_evict(selector, look, wanted, keep)
+            if n <= 0:
+                excess = self._state.nbytes - goal
+                sums = np.cumsum([row.nbytes for row in rows])
+                rows = rows[: int(np.searchsorted(sums, excess)) + 1]
+            if keep:
+                kept.append(self._chosen(rows))
+            self._forget(rows)
+            gone += len(rows)
+            n = 0
+        return gone, kept
+
+    def _next_to_evict(self, selector: Selector, n: int, wanted: Any, keep: bool) -> list[Any]:
+        brief = (self._items.c.key, self._items.c.nbytes, self._items.c.lease)
+        if isinstance(selector, Ordered):
+            columns = () if keep else brief
+            return self._choosing.ordered(selector, n, wanted, staying=False, columns=columns)
+        visible = self._state.items - self._state.hidden
+        drawn = self._choosing.draw_apart(selector, min(n, visible), wanted, evicting=True)
+        keys = drawn.keys
+        rows = self._choosing.fetch(keys)
+        return [rows[key] for key in keys]
+
+    # -- removing, hiding, bringing back -----------------------------------------------------------
+    def remove(self, keys: Keys, keep: bool) -> Chosen:
+        if keep:
+            rows = self._whole(keys)
+            chosen = self._chosen(rows)
+            self._forget(rows)
+            return chosen
+        if not keys.size:
+            return Gone(keys)
+        items, state = self._items, self._state
+        gone = self._run(
+            sa.delete(items)
+            .where(self._among(keys))
+            .returning(items.c.key, items.c.nbytes, items.c.lease)
+        ).all()
+        state.items -= len(gone)
+        state.nbytes -= sum(row.nbytes for row in gone)
+        hidden = [row.nbytes for row in gone if row.lease is not None]
+        state.hidden -= len(hidden)
+        state.hidden_nbytes -= sum(hidden)
+        here = np.array([row.key for row in gone], np.uint64)
+        return Gone(keys if here.size == keys.size else keys[np.isin(keys, here)])
+
+    def delete(self, keys: Keys, keep: bool) -> Chosen:
+        return self.remove(keys, keep)
+
+    def _whole(self, keys: Keys) -> list[Any]:
+        """The rows of the keys that are there, in their order."""
+        numbers = _numbers(keys)
+        rows = self._choosing.fetch(numbers) if numbers else {}
+        return [rows[key] for key in numbers if key in rows]
+
+    def hide(self, keys: Keys) -> Keys:
+        items = self._items
+        return self._hidden_now(sa.and_(self._among(keys), items.c.lease.is_(None)))
+
+    def hide_up_to(self, field: str, bound: int) -> Keys:
+        self._index(self._indexes_for([Smallest(field)]))
+        column = self._columns[field]
+        return self._hidden_now(sa.and_(column <= bound, self._items.c.lease.is_(None)))
+
+    def _hidden_now(self, wanted: Any) -> Keys:
+        items, state = self._items, self._state
+        hidden = self._run(
+            sa.update(items)
+            .where(wanted)
+            .values(lease=HIDDEN)
+            .returning(items.c.key, items.c.nbytes)
+        ).all()
+        state.hidden += len(hidden)
+        state.hidden_nbytes += sum(row.nbytes for row in hidden)
+        return np.sort(np.array([row.key for row in hidden], np.uint64))
+
+    def show(self, keys: Keys, *, returned: bool) -> int:
+        items, state = self._items, self._state
+        values: dict[str, Any] = {"lease": None}
+        if returned:
+            values["times_sampled"] = items.c.times_sampled - 1
+            values["deliveries"] = items.c.deliveries + 1
+        shown = self._run(
+            sa.update(items)
+            .where(self._among(keys), items.c.lease.is_not(None))
+            .values(values)
+            .returning(items.c.nbytes)
+        ).all()
+        state.hidden -= len(shown)
+        state.hidden_nbytes -= sum(row.nbytes for row in shown)
+        return len(shown)
+
+    # -- reading and changing ----------------------------------------------------------------------
+    def get(self, keys: Keys, columns: Sequence[str] | None) -> SqlChosen:
+        rows = self._choosing.fetch(_numbers(keys)) if keys.size else {}
+        gone = [key for key in keys.tolist() if key not in rows]
+        if gone:
+            raise UnknownKey(
+                f"{len(gone)} of {keys.size} keys are not in the table, such as {gone[0]}: their "
+                "items have gone, or are of another table; update() says which keys are there"
+            )
+        chosen = self._chosen([rows[key] for key in keys.tolist()])
+        chosen.columns = columns
+        return chosen
+
+    def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
+        found = np.isin(keys, self.find(keys, None, visible=False))
+        if not found.any():
+            return found
+        priority = fields.get("priority")
+        if priority is not None and (priority != 1.0).any():
+            self._begin_priorities()
+        self._index_fields(fields)
+        _, last = np.unique(keys[::-1], return_index=True)  # where one is named twice, the last
+        places = np.sort(keys.size - 1 - last)
+        places = places[found[places]]
+        same: dict[str, Any] = {}
+        own: dict[str, list[Any]] = {}
+        for name, value in fields.items():
+            column = self._columns[name].name
+            if isinstance(value, np.ndarray) and value.size == keys.size and keys.size > 1:
+                own[column] = self._plain(name, value[places])
+            else:
+                same[column] = self._plain(name, value)[0]
+        numbers = keys[places].astype(np.int64).tolist()
+        if same:
+            among = self._dialect.among(self._items.c.key, numbers)
+            self._run(sa.update(self._items).where(among).values(same))
+        if own:
+            self._dialect.update(self._transactions.connection, self._items, numbers, own)
+        return found
+
+    def _plain(self, name: str, value: Any) -> list[Any]:
+        if name == "priority":
+            return [float(one) for one in np.atleast_1d(value)]
+        return self._field(name, value, np.size(value))
+
+    def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32], payload: Ints) -> None:
+        codec, state = self._codec, self._state
+        assert codec is not None
+        starts, counts = _starts(per_item, keys.size)
+        numbers = keys.astype(np.int64).tolist()
+        items = self._items
+        among = self._dialect.among(items.c.key, numbers)
+        sizes = {
+            row.key: row
+            for row in self._run(sa.select(items.c.key, items.c.nbytes, items.c.lease).where(among))
+        }
+        values = {
+            "payload": codec.encode(rows, starts, counts),
+            "width": [codec.width] * keys.size,
+            "rows": counts.tolist(),
+            "nbytes": [
+                sizes[key].nbytes + more
+                for key, more in zip(numbers, payload.tolist(), strict=True)
+            ],
+        }
+        self._dialect.update(self._transactions.connection, items, numbers, values)
+        state.nbytes += int(payload.sum())
+        hidden = np.array([sizes[key].lease is not None for key in numbers], np.bool_)
+        state.hidden_nbytes += int(payload[hidden].sum())
+
+
+def _numbers(keys: Keys) -> list[int]:
+    """Keys as a database has them; those that are too large are of no item."""
+    return [key for key in keys.tolist() if key < 1 << 63]
+
+
+def _starts(per_item: NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
+    """Where the rows of each item begin, and how many they are."""
+    counts = np.broadcast_to(per_item, count).astype(np.int64)
+    return np.cumsum(counts) - counts, counts
