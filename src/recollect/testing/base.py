@@ -25,6 +25,7 @@ class StorageTests:
     lives = 20  # random lives of a table
     steps = 50  # calls in each
     draws = 4000  # in tests of frequencies
+    every = 1  # every pair of a sampler and a query or remover, or every second, ...
     can_save = False  # whether `Store.save` takes tables of this storage
 
     _made: list[Storage]

@@ -60,7 +60,6 @@ MIXTURES: list[rc.Selector] = [
     rc.Mixed(((rc.Smallest("priority"), 0.6), (rc.Largest("version"), 0.4))),
     rc.Mixed(((rc.Uniform(), 1), (rc.Prioritized(alpha=1.0), 1), (rc.StalestFirst(), 1))),
 ]
-SAMPLERS = [*ORDERS, *CHANCES, *MIXTURES]
 REMOVERS: list[rc.Selector] = [
     rc.Fifo(),
     rc.Lifo(),

@@ -24,6 +24,8 @@ class StorageConformance(SelectorTests, QueryTests, TableTests, PayloadTests, Ro
             find more, and a storage that takes milliseconds for a call may want fewer.
         steps: How many calls there are in each of them, at 50.
         draws: How often items are drawn where frequencies are tested, at 4000.
+        every: 1 tries every sampler with every query and every remover; n tries every n-th of
+            these combinations, other ones with each sampler.
         can_save: Whether `Store.save` takes tables of this storage. Where not, it must say so,
             with the name of the table, and that is tested in its place.
     """

@@ -37,11 +37,8 @@ PARTITIONS: list[tuple[str, ...]] = [
 def live(seed: int, steps: int, storage: Storage, capacities: Sequence[int] = ()) -> None:
     """Let a table live for some steps; a failure shows the seed and the last calls."""
     life = Life(seed, storage, capacities)
-    try:
+    with life.pair.explaining(f"seed {seed}"):
         life.run(steps)
-    except BaseException as error:
-        life.pair.explain(error, f"seed {seed}")
-        raise
 
 
 def choose_selector(rng: random.Random) -> rc.Selector:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
 import recollect as rc
-from recollect.selectors import Ordered, ages
+from recollect.selectors import ages
 from recollect.storage.base import Storage
 from recollect.testing.cases import TAGS
 from recollect.testing.model import BLOCKED, GO, NEVER, Item, Model, Predicate, size_of
@@ -369,6 +370,7 @@ class Pair:
             for name in ("keys", "times_sampled"):
                 was, now = getattr(copy.info, name), getattr(batch.info, name)
                 assert now.tolist() == was.tolist(), f"info.{name} changed after it was returned"
+        self.held.clear()
 
     def compare(self) -> None:
         """Everything in the table is as the model has it."""
@@ -393,16 +395,17 @@ class Pair:
         if self.followed is not None:
             assert self.followed.keys == {item.key for item in model.items}
 
-    def explain(self, error: BaseException, about: str) -> None:
-        """Let a failure show the last calls."""
-        error.add_note(f"{about}\n" + "\n".join(self.calls[:1] + self.calls[1:][-40:]))
+    @contextmanager
+    def explaining(self, about: str) -> Iterator[None]:
+        """Let a failure inside show what it is about, and the last calls."""
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"{about}\n" + "\n".join(self.calls[:1] + self.calls[1:][-40:]))
+            raise
 
 
 def _copied(column: Any) -> Any:
     if isinstance(column, rc.Ragged):
         return rc.Ragged._make(column.values.copy(), column.offsets.copy(), column.kind)
     return column.copy()
-
-
-def is_order(selector: rc.Selector) -> bool:
-    return isinstance(selector, Ordered)
