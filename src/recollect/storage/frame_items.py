@@ -33,6 +33,7 @@ FEWEST = 256  # rows that a frame begins with
 GONE, VISIBLE, HIDDEN = 0, 1, 2  # what `state` says
 COUNTER_BITS = 44  # of a key; the others are the table's origin
 
+_SEEN = {"int": "Int64", "bool": "boolean", "str": object}  # how people see what may be absent
 DTYPES: dict[FieldType, Any] = {"int": np.int64, "float": np.float64, "bool": np.int8}
 # What every item has beside the fields that a user may set: dtype, and the value of a new item.
 MADE: dict[str, tuple[Any, Any]] = {
@@ -276,18 +277,18 @@ class ItemFrame:
     def seen(self) -> pd.DataFrame:
         """The stored items as people want to see them: a copy, by key."""
         positions = self.stored()
+        index = self._pandas.Index(self["key"][positions], name="key")
         columns: dict[str, Any] = {}
         for name, kind in self.types.items():
             if name == "key":
                 continue
-            if kind in ("int", "bool") and name not in MADE and name != "seq":
-                dtype = "Int64" if kind == "int" else "boolean"
-                columns[name] = self._pandas.array(self.plain(name, positions), dtype=dtype)
+            if kind in _SEEN and name not in MADE and name != "seq":
+                plain = self.plain(name, positions)
+                columns[name] = self._pandas.Series(plain, index, dtype=_SEEN[kind])
             else:
                 columns[name] = self.read(name, positions)
         columns["deliveries"] = self["deliveries"][positions] + 1
         columns["hidden"] = self["state"][positions] == HIDDEN
-        index = self._pandas.Index(self["key"][positions], name="key")
         frame: pd.DataFrame = self._pandas.DataFrame(columns, index=index)
         return frame
 
