@@ -367,7 +367,14 @@ class Table:
     ) -> _Insert:
         """Check everything that an insert was given; what remains is tried under the lock."""
         schema = self._schema or Schema.infer(columns)
-        rows = schema.check(columns)
+        try:
+            rows = schema.check(columns)
+        except SchemaError:
+            if not self._columns_changed():
+                raise
+            assert self._schema is not None
+            schema = self._schema
+            rows = schema.check(columns)
         per_item, count = items_of(rows.count, rows_per_item)
         shared_schema = shared_rows = None
         if shared is not None or self._shared_schema is not None:
@@ -389,6 +396,14 @@ class Table:
             rows, shared_rows, per_item, count, priority, fields, 0.0, -1.0,
             columns, shared, schema, shared_schema, request,
         )  # fmt: skip
+
+    def _columns_changed(self) -> bool:
+        """Whether another process has fixed columns, or added one, since we last looked."""
+        before = self._schema
+        if self._shared is not None:
+            with self._transaction():
+                pass
+        return self._schema is not before
 
     def _check_shared(
         self, shared: Mapping[str, Any] | None, count: int

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from recollect.info import Lease
 from recollect.leases import Held, not_held, number_of
 from recollect.requests import PER_PRODUCER, PRODUCERS, Request, too_old
+from recollect.storage.sql.statements import Statements, Wanted
 from recollect.storage.sql.tables import leases, requests
 from recollect.storage.sql.text import from_text, to_text
 from recollect.storage.sql.transactions import Transactions
@@ -33,9 +34,10 @@ class SqlLeases:
     An item that is under a lease carries its id, so nothing else says which items it hides.
     """
 
-    def __init__(self, transactions: Transactions, items: sa.Table) -> None:
-        self._transactions = transactions
-        self._items = items
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._transactions = statements.transactions
+        self._items = statements.items
         self._hiding: int | None = None
         self._hidden: list[Keys] = []
 
@@ -63,25 +65,29 @@ class SqlLeases:
         self.forget()
         if number is None or not np.array_equal(hidden, keys):
             number = new_lease()
-            dialect = self._transactions.database.dialect
-            among = dialect.among(self._items.c.key, keys.astype(np.int64).tolist())
-            self._run(sa.update(self._items).where(among).values(lease=number))
+            numbers = self._statements.numbers(keys.astype(np.int64).tolist())
+            self._statements.run("lease", self._leasing, keys=numbers, as_lease=number)
         until = self._shared(deadline)
         row = {"id": number, "table_id": self._transactions.number, "owner": to_text(owner)}
-        self._run(sa.insert(leases).values(**row, deadline=until))
+        self._statements.run("add", lambda: sa.insert(leases), **row, deadline=until)
         self._expect(until)
         return Lease(number, owner, deadline)
 
+    def _leasing(self) -> Any:
+        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        lease = sa.bindparam("as_lease", type_=sa.BigInteger())
+        return sa.update(self._items).where(keyed).values(lease=lease)
+
     def end(self, lease: Any) -> Held:
         number = number_of(lease)
-        gone = self._run(
-            sa.delete(leases)
-            .where(self._mine, leases.c.id == number)
-            .returning(leases.c.owner, leases.c.deadline)
-        ).one_or_none()
+        gone = self._statements.run("end", self._ending, number=number).one_or_none()
         if gone is None:
             raise not_held(number)
         return self._held(number, gone.owner, gone.deadline)
+
+    def _ending(self) -> Any:
+        ended = sa.and_(self._mine, leases.c.id == sa.bindparam("number", type_=sa.BigInteger()))
+        return sa.delete(leases).where(ended).returning(leases.c.owner, leases.c.deadline)
 
     def end_all(self) -> None:
         self._run(sa.delete(leases).where(self._mine))
@@ -144,10 +150,13 @@ class SqlLeases:
         return Lease(number, from_text(owner), own)
 
     def _held(self, number: int, owner: str, until: float | None) -> Held:
-        key = self._items.c.key
-        query = sa.select(key).where(self._items.c.lease == number).order_by(key)
-        keys = np.array(self._run(query).scalars().all(), np.uint64)
+        found = self._statements.run("held", self._holding, number=number)
+        keys = np.array(found.scalars().all(), np.uint64)
         return Held(self._lease(number, owner, until), keys)
+
+    def _holding(self) -> Any:
+        key, number = self._items.c.key, sa.bindparam("number", type_=sa.BigInteger())
+        return sa.select(key).where(self._items.c.lease == number).order_by(key)
 
     def _shared(self, deadline: float | None) -> float | None:
         return None if deadline is None else deadline + self._transactions.offset

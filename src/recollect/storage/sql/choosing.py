@@ -3,74 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace as but
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from recollect.query import fields_of
 from recollect.selectors import Mixed, Ordered, Prioritized, Selector
-from recollect.storage.sql.drawing import Drawing, Drawn, importance
+from recollect.storage.sql.drawing import Drawing, Drawn, Weights, importance
 from recollect.storage.sql.orders import order_by
-from recollect.storage.sql.transactions import Transactions
+from recollect.storage.sql.statements import Statements, Wanted
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Rows = dict[int, Any]
 
 REMOVING = -1  # in the place of a limit: items leave, so how often they were sampled is no order
+WHOLE = ()  # all columns
+NAMED = ("key",)
+MEASURED = ("key", "nbytes", "lease")
+NOTHING: Mapping[str, Any] = {}
 
 
 class Choosing:
     """Finds the items that a selector means. What becomes of them is the storage's."""
 
-    def __init__(
-        self,
-        transactions: Transactions,
-        items: sa.Table,
-        columns: Mapping[str, Any],
-        base: int,
-        seed: int | None,
-    ) -> None:
-        self._transactions = transactions
-        self._dialect = transactions.database.dialect
-        self._items = items
-        self._columns = columns
-        self._base = base
-        self._random = np.random.default_rng(seed)
+    def __init__(self, statements: Statements, base: int, seed: int | None) -> None:
+        self._statements = statements
+        self._items = statements.items
+        self._drawing = Drawing(statements, base, np.random.default_rng(seed))
         self._credits: dict[tuple[Mixed, bool], Floats] = {}
 
-    def fetch(self, keys: Sequence[int]) -> dict[int, Any]:
+    def fetch(self, keys: Sequence[int]) -> Rows:
         """Whole rows, by key."""
-        among = self._dialect.among(self._items.c.key, sorted(set(keys)))
-        return {
-            row.key: row
-            for row in self._transactions.connection.execute(sa.select(self._items).where(among))
-        }
+        numbers = self._statements.numbers(sorted(set(keys)))
+        rows = self._statements.run("fetch", self._fetching, keys=numbers)
+        return {row.key: row for row in rows}
+
+    def _fetching(self) -> Any:
+        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        return sa.select(self._items).where(keyed)
 
     def ordered(
-        self, selector: Ordered, n: int, wanted: Any, *, staying: bool, columns: Sequence[Any] = ()
+        self,
+        selector: Ordered,
+        n: int,
+        wanted: Wanted,
+        *,
+        staying: bool,
+        columns: tuple[str, ...] = WHOLE,
+        parameters: Mapping[str, Any] = NOTHING,
     ) -> list[Any]:
         """The first n rows of an order; beside other processes, of those that they leave."""
-        query = sa.select(*columns) if columns else sa.select(self._items)
-        terms = order_by(selector, self._columns, staying=staying)
-        query = query.where(wanted).order_by(*terms).limit(n)
-        if not self._transactions.alone:
-            query = query.with_for_update(skip_locked=True)
-        return list(self._transactions.connection.execute(query).all())
+        alone = self._statements.transactions.alone
+
+        def make() -> Any:
+            terms = order_by(selector, self._statements.columns, staying=staying)
+            query = sa.select(*(self._items.c[name] for name in columns or self._items.c.keys()))
+            query = query.where(self._statements.condition(wanted)).order_by(*terms)
+            query = query.limit(sa.bindparam("n", type_=sa.BigInteger()))
+            return query if alone else query.with_for_update(skip_locked=True)
+
+        key = ("order", selector, staying, columns, alone, wanted)
+        rows = self._statements.run(key, make, n=n, **parameters)
+        return list(rows.all())
 
     def draw(
-        self, selector: Selector, n: int, wanted: Any, replace: bool, calls: int, limit: int
+        self,
+        selector: Selector,
+        n: int,
+        wanted: Wanted,
+        replace: bool,
+        calls: int,
+        limit: int,
+        without: Sequence[int] = (),
+        parameters: Mapping[str, Any] = NOTHING,
     ) -> Drawn:
         """n items of a selector that is no mixture, in order; nothing is done to them yet."""
+        if without:
+            wanted = but(wanted, apart=True)
+            parameters = {**parameters, "without": self._statements.numbers(list(without))}
         if isinstance(selector, Ordered):
-            key = (self._items.c.key,)
-            rows = self.ordered(selector, n, wanted, staying=limit != REMOVING, columns=key)
+            staying = limit != REMOVING
+            rows = self.ordered(
+                selector, n, wanted, staying=staying, columns=NAMED, parameters=parameters
+            )
             return Drawn([row.key for row in rows], np.ones(len(rows)), np.ones(len(rows)))
-        return self._drawing().draw(selector, n, wanted, replace, calls, max(limit, 0))
-
-    def _drawing(self) -> Drawing:
-        connection = self._transactions.connection
-        return Drawing(connection, self._dialect, self._columns, self._base, self._random)
+        limit = max(limit, 0)
+        return self._drawing.draw(selector, n, wanted, parameters, replace, calls, limit)
 
     def count_samples(
         self, keys: list[int], rows: Mapping[int, Any], limit: int
@@ -79,12 +101,9 @@ class Choosing:
         numbers, places, counts = np.unique(
             np.array(keys, np.int64), return_inverse=True, return_counts=True
         )
-        times = self._items.c.times_sampled
         for often in np.unique(counts).tolist():
-            among = self._dialect.among(self._items.c.key, numbers[counts == often].tolist())
-            self._transactions.connection.execute(
-                sa.update(self._items).where(among).values(times_sampled=times + often)
-            )
+            named = self._statements.numbers(numbers[counts == often].tolist())
+            self._statements.run("sampled", self._counting, keys=named, often=often)
         worn = [
             key
             for key, often in zip(numbers.tolist(), counts.tolist(), strict=True)
@@ -93,8 +112,13 @@ class Choosing:
         order = {key: place for place, key in reversed(list(enumerate(keys)))}
         return counts[places], sorted(worn, key=order.__getitem__)
 
+    def _counting(self) -> Any:
+        times = self._items.c.times_sampled + sa.bindparam("often", type_=sa.BigInteger())
+        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        return sa.update(self._items).where(keyed).values(times_sampled=times)
+
     def draw_apart(
-        self, selector: Selector, n: int, wanted: Any, *, evicting: bool = False
+        self, selector: Selector, n: int, wanted: Wanted, *, evicting: bool = False
     ) -> Drawn:
         """Different items that will leave, those of a mixture one part after another."""
         if not isinstance(selector, Mixed):
@@ -103,18 +127,11 @@ class Choosing:
         gone: list[int] = []
         for part, count in self._shares(selector, n, evicting=evicting):
             if count:
-                parts.append(
-                    self.draw(part, count, self._without(wanted, gone), False, 0, REMOVING)
-                )
+                parts.append(self.draw(part, count, wanted, False, 0, REMOVING, gone))
                 gone += parts[-1].keys
         return _joined(parts)
 
-    def _without(self, wanted: Any, keys: list[int]) -> Any:
-        if not keys:
-            return wanted
-        return sa.and_(wanted, sa.not_(self._dialect.among(self._items.c.key, keys)))
-
-    # -- mixtures ----------------------------------------------------------------------------------
+    # -- mixtures ---------------------------------------------------------------------------------
     def _shares(self, selector: Mixed, n: int, *, evicting: bool) -> list[tuple[Selector, int]]:
         """How many of n items each selector of a mixture gets; removers have their own account."""
         shares = np.array([share for _, share in selector.selectors])
@@ -132,67 +149,79 @@ class Choosing:
         return list(zip(parts, counts.tolist(), strict=True))
 
     def sample_mixed(
-        self, selector: Mixed, n: int, wanted: Any, replace: bool, calls: int, limit: int
+        self, selector: Mixed, n: int, wanted: Wanted, replace: bool, calls: int, limit: int
     ) -> tuple[Drawn, list[int]]:
         """Each selector for its share; what one draws counts before the next one draws."""
+        wanted, parameters = self._settled(wanted)
+        weights = [
+            None if isinstance(part, Ordered) else self._drawing.weigh(part, wanted, parameters)
+            for part, _ in selector.selectors
+        ]
         parts: list[Drawn] = []
         worn: list[int] = []
         drawn: list[int] = []
+        rows: Rows = {}
         for part, count in self._shares(selector, n, evicting=False):
             if not count:
                 parts.append(_joined([]))
                 continue
-            without = self._without(wanted, worn if replace else drawn)
-            parts.append(self.draw(part, count, without, replace, calls, limit))
+            without = worn if replace else drawn
+            parts.append(self.draw(part, count, wanted, replace, calls, limit, without, parameters))
             keys = parts[-1].keys
             drawn += keys
-            worn += self.count_samples(keys, self.fetch(keys), limit)[1]
+            rows |= self.fetch(keys)
+            worn += self.count_samples(keys, rows, limit)[1]
         joined = _joined(parts)
-        self._weigh_mixture(selector, parts, joined, self._without(wanted, worn), set(worn), calls)
+        _weigh_mixture(selector, weights, parts, joined, rows, calls)
         return joined, worn
 
-    def _weigh_mixture(
-        self,
-        selector: Mixed,
-        parts: list[Drawn],
-        joined: Drawn,
-        wanted: Any,
-        worn: set[int],
-        calls: int,
-    ) -> None:
-        """The probability of each item under the whole mixture, and its weight.
+    def _settled(self, wanted: Wanted) -> tuple[Wanted, dict[str, Any]]:
+        """The same items, whatever is counted of them: a query may ask for that."""
+        if wanted.query is None or "times_sampled" not in fields_of(wanted.query):
+            return wanted, {}
 
-        An order chooses and does not draw: to what it chose, it adds its whole share. An item
-        that left with this draw keeps the probability under the part that drew it.
-        """
-        rows = self.fetch(joined.keys)
-        here = np.array([key not in worn for key in joined.keys], np.bool_)
-        priority = np.array([rows[key].priority for key in joined.keys])
-        version = np.array([rows[key].version or 0 for key in joined.keys], np.float64)
-        mixture = np.zeros(here.size)
-        start, size = 0, 1
-        for (part, share), drawn in zip(selector.selectors, parts, strict=True):
-            own = np.zeros(here.size, np.bool_)
-            own[start : start + len(drawn.keys)] = True
-            start += len(drawn.keys)
-            if isinstance(part, Ordered):
-                mixture[own] += share
-                continue
-            weights = self._drawing().weigh(part, wanted)
-            size = max(size, weights.count)
-            chances = weights.chances(priority, version)
-            if not weights.uniform:
-                chances = np.where(priority > 0.0, chances, 0.0)
-            under = np.where(here, chances, 0.0)
-            alone = own & (under == 0.0)
-            under[alone] = joined.probability[alone]
-            mixture += share * under
-        joined.probability = mixture
-        weighing = [part for part, _ in selector.selectors if isinstance(part, Prioritized)]
-        if weighing:
-            among = self._drawing().weigh(weighing[0], wanted)
-            among.count = max(1, among.count)
-            joined.weights = importance(weighing[0], among, mixture, calls)
+        def make() -> Any:
+            return sa.select(self._items.c.key).where(self._statements.condition(wanted))
+
+        found = self._statements.run(("settle", wanted), make).scalars().all()
+        return Wanted(keyed=True), {"keys": self._statements.numbers(list(found))}
+
+
+def _weigh_mixture(
+    selector: Mixed,
+    weights: Sequence[Weights | None],
+    parts: Sequence[Drawn],
+    joined: Drawn,
+    rows: Rows,
+    calls: int,
+) -> None:
+    """The probability of each item under the whole mixture at first, and its weight.
+
+    An order chooses and does not draw: to what it chose, it adds its whole share. An item that
+    came when only others without weight were left has the probability under the part that drew it.
+    """
+    priority = np.array([rows[key].priority for key in joined.keys])
+    version = np.array([rows[key].version or 0 for key in joined.keys], np.float64)
+    mixture = np.zeros(priority.size)
+    start = 0
+    for (_, share), own_weights, drawn in zip(selector.selectors, weights, parts, strict=True):
+        own = np.zeros(priority.size, np.bool_)
+        own[start : start + len(drawn.keys)] = True
+        start += len(drawn.keys)
+        if own_weights is None:
+            mixture[own] += share
+            continue
+        under = own_weights.chances(priority, version)
+        if not own_weights.uniform:
+            under = np.where(priority > 0.0, under, 0.0)
+        alone = own & (under == 0.0)
+        under[alone] = joined.probability[alone]
+        mixture += share * under
+    joined.probability = mixture
+    for (part, _), own_weights in zip(selector.selectors, weights, strict=True):
+        if isinstance(part, Prioritized) and own_weights is not None:
+            joined.weights = importance(part, own_weights, mixture, calls)
+            break
 
 
 def _joined(parts: Sequence[Drawn]) -> Drawn:

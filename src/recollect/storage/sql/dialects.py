@@ -35,8 +35,16 @@ class Dialect:
         """`column in values`, in a statement that reads the same for any number of them."""
         raise NotImplementedError
 
-    def listed(self, values: Sequence[Any], kind: Any) -> Any:
-        """A table of (place, value) to join with."""
+    def keyed(self, column: Any, name: str) -> Any:
+        """The same for whole numbers that a parameter gives, as `numbers` makes it."""
+        raise NotImplementedError
+
+    def listed(self, name: str, kind: Any) -> Any:
+        """A table of (place, value) to join with, of what a parameter gives."""
+        raise NotImplementedError
+
+    def numbers(self, values: Sequence[Any]) -> Any:
+        """What a parameter of `keyed` or `listed` gets."""
         raise NotImplementedError
 
     def insert(self, connection: sa.Connection, table: sa.Table, values: Values) -> None:
@@ -49,7 +57,7 @@ class Dialect:
         """Give each of many rows its own values."""
         raise NotImplementedError
 
-    def unit(self, number: Any, salt: int) -> Any:
+    def unit(self, number: Any, salt: Any) -> Any:
         """A random number in (0, 1) for each row, the same whenever number and salt are."""
         raise NotImplementedError
 
@@ -76,8 +84,8 @@ class Dialect:
         """The server's time, None where it is this machine's."""
         return None
 
-    def told(self, channel: str, message: str) -> Any:
-        """An expression that tells those who listen, None where nobody can."""
+    def told(self) -> Any:
+        """An expression that tells a `:message` on a `:channel`, None where nobody can listen."""
         return None
 
     def make_apart(self, connection: sa.Connection) -> None:
@@ -121,8 +129,16 @@ class Sqlite(Dialect):
         given = sa.func.json_each(json.dumps(list(values))).table_valued("value")
         return column.in_(sa.select(given.c.value))
 
-    def listed(self, values: Sequence[Any], kind: Any) -> Any:
-        given = sa.func.json_each(json.dumps(list(values))).table_valued("key", "value")
+    def keyed(self, column: Any, name: str) -> Any:
+        given = sa.func.json_each(sa.bindparam(name, type_=sa.Text())).table_valued("value")
+        return column.in_(sa.select(given.c.value))
+
+    def numbers(self, values: Sequence[Any]) -> Any:
+        return json.dumps(values)
+
+    def listed(self, name: str, kind: Any) -> Any:
+        parameter = sa.bindparam(name, type_=sa.Text())
+        given = sa.func.json_each(parameter).table_valued("key", "value")
         return sa.select(
             given.c.key.label("place"), sa.type_coerce(given.c.value, kind).label("value")
         ).subquery("listed")
@@ -144,7 +160,7 @@ class Sqlite(Dialect):
             list(zip(*values.values(), keys, strict=True)),
         )
 
-    def unit(self, number: Any, salt: int) -> Any:
+    def unit(self, number: Any, salt: Any) -> Any:
         return sa.func.recollect_unit(number, salt, type_=sa.Double())
 
     def largest(self, one: Any, other: Any) -> Any:
@@ -161,6 +177,9 @@ def unit(number: int, salt: int) -> float:
 
 class Postgres(Dialect):
     shares = True
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, tuple[str, ...]], Any] = {}  # of the one table that uses it
 
     def engine(self, url: sa.URL) -> sa.Engine:
         psycopg = optional("psycopg", "sql")
@@ -182,35 +201,51 @@ class Postgres(Dialect):
         array = sa.bindparam(None, list(values), type_=postgresql.ARRAY(column.type))
         return column == sa.any_(array)
 
-    def listed(self, values: Sequence[Any], kind: Any) -> Any:
-        array = sa.bindparam(None, list(values), type_=postgresql.ARRAY(kind))
+    def keyed(self, column: Any, name: str) -> Any:
+        return column == sa.any_(sa.bindparam(name, type_=postgresql.ARRAY(sa.BigInteger)))
+
+    def numbers(self, values: Sequence[Any]) -> Any:
+        return values
+
+    def listed(self, name: str, kind: Any) -> Any:
+        array = sa.bindparam(name, type_=postgresql.ARRAY(kind))
         return (
             sa.func.unnest(array)
             .table_valued(sa.column("value", kind), with_ordinality="place")
             .render_derived(name="listed")
         )
 
-    def _given(self, table: sa.Table, values: Values) -> Any:
+    def _given(self, table: sa.Table, names: tuple[str, ...]) -> Any:
         arrays = [
-            sa.bindparam(None, column, type_=postgresql.ARRAY(table.c[name].type))
-            for name, column in values.items()
+            sa.bindparam(f"of_{name}", type_=postgresql.ARRAY(table.c[name].type)) for name in names
         ]
-        columns = [sa.column(name, table.c[name].type) for name in values]
+        columns = [sa.column(name, table.c[name].type) for name in names]
         return sa.func.unnest(*arrays).table_valued(*columns).render_derived(name="given")
 
     def insert(self, connection: sa.Connection, table: sa.Table, values: Values) -> None:
-        given = self._given(table, values)
-        rows = sa.select(*(given.c[name] for name in values))
-        connection.execute(sa.insert(table).from_select(list(values), rows))
+        names = tuple(values)
+        statement = self._made.get(("insert", names))
+        if statement is None:
+            given = self._given(table, names)
+            rows = sa.select(*(given.c[name] for name in names))
+            statement = sa.insert(table).from_select(names, rows)
+            self._made["insert", names] = statement
+        connection.execute(statement, {f"of_{name}": column for name, column in values.items()})
 
     def update(
         self, connection: sa.Connection, table: sa.Table, keys: list[int], values: Values
     ) -> None:
-        given = self._given(table, {"key": keys, **values})
-        changed = {name: given.c[name] for name in values}
-        connection.execute(sa.update(table).values(changed).where(table.c.key == given.c.key))
+        names = tuple(values)
+        statement = self._made.get(("update", names))
+        if statement is None:
+            given = self._given(table, ("key", *names))
+            changed = {name: given.c[name] for name in names}
+            statement = sa.update(table).values(changed).where(table.c.key == given.c.key)
+            self._made["update", names] = statement
+        columns = {f"of_{name}": column for name, column in values.items()}
+        connection.execute(statement, {"of_key": keys, **columns})
 
-    def unit(self, number: Any, salt: int) -> Any:
+    def unit(self, number: Any, salt: Any) -> Any:
         bits = sa.func.hashint8extended(number, salt, type_=sa.BigInteger())
         whole: Any = sa.cast(bits.bitwise_and((1 << 53) - 1), sa.Double())
         return (whole + 0.5) / float(1 << 53)
@@ -232,7 +267,8 @@ class Postgres(Dialect):
     def now(self) -> Any:
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()), sa.Double())
 
-    def told(self, channel: str, message: str) -> Any:
+    def told(self) -> Any:
+        channel, message = (sa.bindparam(n, type_=sa.Text()) for n in ("channel", "message"))
         return sa.func.pg_notify(channel, message)
 
     def make_apart(self, connection: sa.Connection) -> None:

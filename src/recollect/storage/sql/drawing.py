@@ -27,9 +27,10 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.selectors import Linear, Prioritized, Selector
-from recollect.storage.sql.dialects import Dialect
+from recollect.storage.sql.statements import Statements, Wanted
 
 Floats = NDArray[np.float64]
+Parameters = Mapping[str, Any]
 
 FAINTEST = -700.0  # the logarithm of the smallest weight, where the largest is 1
 
@@ -50,6 +51,11 @@ class Weights:
     @property
     def uniform(self) -> bool:
         return self.positive == 0
+
+    def parameters(self) -> dict[str, Any]:
+        """What statements need to weigh items."""
+        given: dict[str, Any] = {"alpha": self.alpha, "highest": self.highest}
+        return {**given, "decay": self.decay, "newest": self.newest} if self.decay else given
 
     def of(self, priority: Floats, version: Floats) -> Floats:
         """The weights of some items; 0 for a priority of 0."""
@@ -81,142 +87,191 @@ class Drawn:
 
 
 class Drawing:
-    """Draws from the items that meet a condition. `base` is the key of the arrival 0."""
+    """Draws from the items that are wanted. `base` is the key of the arrival 0.
 
-    def __init__(
-        self,
-        connection: sa.Connection,
-        dialect: Dialect,
-        columns: Mapping[str, Any],
-        base: int,
-        random: np.random.Generator,
-    ) -> None:
-        self._connection = connection
-        self._dialect = dialect
-        self._columns = columns
+    `parameters` are those that what is wanted needs.
+    """
+
+    def __init__(self, statements: Statements, base: int, random: np.random.Generator) -> None:
+        self._statements = statements
+        self._dialect = statements.dialect
+        self._columns = statements.columns
         self._base = base
         self._random = random
 
-    # -- weights ---------------------------------------------------------------------------------
-    def weigh(self, selector: Selector, condition: Any) -> Weights:
-        """Look at the weights of all that meet a condition."""
-        count = sa.func.count()
+    # -- weights ----------------------------------------------------------------------------------
+    def weigh(self, selector: Selector, wanted: Wanted, parameters: Parameters) -> Weights:
+        """Look at the weights of all that are wanted."""
         if not isinstance(selector, Prioritized):
-            return Weights(self._one(sa.select(count).where(condition))[0], 0)
-        priority, version = self._columns["priority"], self._columns["version"]
-        positive = priority > 0.0
-        some = sa.func.count(sa.case((positive, 1)))
-        row = self._one(
-            sa.select(
-                count,
-                some,
-                sa.func.max(sa.case((positive, priority))),
-                sa.func.max(sa.case((positive, version))),
-            ).where(condition)
-        )
+            counted = self._one(
+                ("count", wanted), lambda: self._select(wanted, sa.func.count()), parameters
+            )
+            return Weights(counted[0], 0)
+        row = self._one(("highest", wanted), lambda: self._highest(wanted), parameters)
         weights = Weights(row[0], row[1], alpha=float(selector.alpha))
         if weights.uniform:
             return weights
         weights.highest = weights.alpha * math.log(row[2])
+        aging = selector.half_life is not None
         if selector.half_life is not None:
             weights.decay, weights.newest = math.log(2.0) / selector.half_life, row[3]
-            largest = sa.select(sa.func.max(self._log(weights))).where(condition, positive)
-            weights.highest = self._one(largest)[0]
-        weight = self._weight(weights)
-        sums = sa.select(sa.func.sum(weight), sa.func.min(weight)).where(condition, positive)
-        weights.total, weights.smallest = self._one(sums)
+            weights.highest = self._one(
+                ("log", wanted),
+                lambda: self._select(wanted, sa.func.max(self._log(aging)), self._positive),
+                {**parameters, **weights.parameters()},
+            )[0]
+        weights.total, weights.smallest = self._one(
+            ("total", aging, wanted),
+            lambda: self._select(
+                wanted,
+                sa.func.sum(self._weight(aging)),
+                self._positive,
+                also=sa.func.min(self._weight(aging)),
+            ),
+            {**parameters, **weights.parameters()},
+        )
         return weights
 
-    def _one(self, query: Any) -> Any:
-        return self._connection.execute(query).one()
+    def _highest(self, wanted: Wanted) -> Any:
+        priority, version = self._columns["priority"], self._columns["version"]
+        return sa.select(
+            sa.func.count(),
+            sa.func.count(sa.case((self._positive, 1))),
+            sa.func.max(sa.case((self._positive, priority))),
+            sa.func.max(sa.case((self._positive, version))),
+        ).where(self._statements.condition(wanted))
 
-    def _log(self, weights: Weights) -> Any:
-        log: Any = sa.func.ln(self._columns["priority"], type_=sa.Double()) * weights.alpha
-        if weights.decay:
-            age: Any = sa.cast(self._columns["version"] - weights.newest, sa.Double())
-            log = log + age * weights.decay
+    @property
+    def _positive(self) -> Any:
+        return self._columns["priority"] > 0.0
+
+    def _select(self, wanted: Wanted, what: Any, *conditions: Any, also: Any = None) -> Any:
+        query = sa.select(what).select_from(self._statements.items)
+        query = query if also is None else query.add_columns(also)
+        return query.where(self._statements.condition(wanted), *conditions)
+
+    def _one(self, key: Any, make: Any, parameters: Parameters) -> Any:
+        return self._statements.run(key, make, **parameters).one()
+
+    def _log(self, aging: bool) -> Any:
+        """The logarithm of an item's weight."""
+        log: Any = sa.func.ln(self._columns["priority"], type_=sa.Double()) * _number("alpha")
+        if aging:
+            newest = sa.bindparam("newest", type_=sa.BigInteger())
+            age: Any = sa.cast(self._columns["version"] - newest, sa.Double())
+            log = log + age * _number("decay")
         return log
 
-    def _weight(self, weights: Weights) -> Any:
-        relative = self._log(weights) - weights.highest
+    def _weight(self, aging: bool) -> Any:
+        """An item's weight, where the largest is 1."""
+        relative = self._log(aging) - _number("highest")
         return sa.func.exp(self._dialect.largest(relative, FAINTEST), type_=sa.Double())
 
-    # -- draws -----------------------------------------------------------------------------------
+    # -- draws ------------------------------------------------------------------------------------
     def draw(
-        self, selector: Selector, n: int, condition: Any, replace: bool, calls: int, limit: int
+        self,
+        selector: Selector,
+        n: int,
+        wanted: Wanted,
+        parameters: Parameters,
+        replace: bool,
+        calls: int,
+        limit: int,
     ) -> Drawn:
         """Draw n items. With a limit, those that reach it leave before the next draw."""
-        weights = self.weigh(selector, condition)
+        weights = self.weigh(selector, wanted, parameters)
         if replace and not limit:
-            keys, probability = self._with_replacement(selector, weights, n, condition)
+            keys, probability = self._with_replacement(selector, weights, n, wanted, parameters)
         else:
-            keys, probability = self._ringing(weights, n, condition, limit if replace else 0)
+            often = limit if replace else 0
+            keys, probability = self._ringing(weights, n, wanted, parameters, often)
         return Drawn(keys, probability, importance(selector, weights, probability, calls))
 
     def _with_replacement(
-        self, selector: Selector, weights: Weights, n: int, condition: Any
+        self, selector: Selector, weights: Weights, n: int, wanted: Wanted, parameters: Parameters
     ) -> tuple[list[int], Floats]:
-        key, priority = self._columns["key"], self._columns["priority"]
         if weights.uniform:
             ranks = self._random.integers(weights.count, size=n)
-            return self._at_ranks(ranks, condition), np.full(n, 1.0 / weights.count)
+            return self._at_ranks(ranks, wanted, parameters), np.full(n, 1.0 / weights.count)
         units = self._random.random(n)
         if isinstance(selector, Prioritized) and selector.stratified:
             units = (np.arange(n) + units) / n
-        before = (
-            sa.func.sum(self._weight(weights)).over(order_by=key, rows=(None, -1)).label("before")
+        aging = weights.decay != 0.0
+        rows = self._statements.run(
+            ("points", aging, wanted),
+            lambda: self._at_points(wanted, aging),
+            points=self._dialect.numbers((units * weights.total).tolist()),
+            **weights.parameters(),
+            **parameters,
+        ).all()
+        return [row[0] for row in rows], weights.chances(*_numbers(rows))
+
+    def _at_points(self, wanted: Wanted, aging: bool) -> Any:
+        """The items on which points on the line of running sums fall."""
+        key = self._columns["key"]
+        before = sa.func.sum(self._weight(aging)).over(order_by=key, rows=(None, -1))
+        lows = sa.select(key.label("key"), before.label("before")).where(
+            self._statements.condition(wanted), self._positive
         )
-        lows = sa.select(key.label("key"), before).where(condition, priority > 0.0).subquery()
-        points = self._dialect.listed((units * weights.total).tolist(), sa.Double())
-        null = sa.null()
+        low = lows.subquery()
+        points = self._dialect.listed("points", sa.Double())
+        nothing = sa.cast(sa.null(), sa.BigInteger)
         line = sa.union_all(
             sa.select(
-                sa.func.coalesce(lows.c.before, 0.0).label("at"),
-                lows.c.key.label("key"),
-                sa.cast(null, sa.BigInteger).label("place"),
+                sa.func.coalesce(low.c.before, 0.0).label("at"),
+                low.c.key.label("key"),
+                nothing.label("place"),
             ),
-            sa.select(points.c.value, sa.cast(null, sa.BigInteger), points.c.place),
+            sa.select(points.c.value, nothing, points.c.place),
         ).subquery()
         # A point belongs to the last item that begins before it; keys rise along the line.
         latest = sa.func.max(line.c.key).over(
             order_by=[line.c.at, line.c.place.is_not(None)], rows=(None, 0)
         )
         found = sa.select(line.c.place, latest.label("key")).subquery()
-        query = (
-            sa.select(found.c.key, priority, self._columns["version"])
-            .join(key.table, key == found.c.key)
+        return (
+            sa.select(found.c.key, self._columns["priority"], self._columns["version"])
+            .join(self._statements.items, key == found.c.key)
             .where(found.c.place.is_not(None))
             .order_by(found.c.place)
         )
-        rows = self._connection.execute(query).all()
-        return [row[0] for row in rows], weights.chances(*_numbers(rows))
 
-    def _at_ranks(self, ranks: NDArray[np.int64], condition: Any) -> list[int]:
+    def _at_ranks(
+        self, ranks: NDArray[np.int64], wanted: Wanted, parameters: Parameters
+    ) -> list[int]:
         """The items at places in the order of arrival, counted from 0."""
+        found = self._statements.run(
+            ("ranks", wanted),
+            lambda: self._ranked(wanted),
+            ranks=self._dialect.numbers((ranks + 1).tolist()),
+            **parameters,
+        )
+        return list(found.scalars())
+
+    def _ranked(self, wanted: Wanted) -> Any:
         key = self._columns["key"]
         number = sa.func.row_number().over(order_by=key).label("number")
-        ranked = sa.select(key.label("key"), number).where(condition).subquery()
-        wanted = self._dialect.listed((ranks + 1).tolist(), sa.BigInteger())
-        query = (
+        items = sa.select(key.label("key"), number).where(self._statements.condition(wanted))
+        ranked = items.subquery()
+        given = self._dialect.listed("ranks", sa.BigInteger())
+        return (
             sa.select(ranked.c.key)
-            .join(wanted, wanted.c.value == ranked.c.number)
-            .order_by(wanted.c.place)
+            .join(given, given.c.value == ranked.c.number)
+            .order_by(given.c.place)
         )
-        return list(self._connection.execute(query).scalars())
 
     def _ringing(
-        self, weights: Weights, n: int, condition: Any, limit: int
+        self, weights: Weights, n: int, wanted: Wanted, parameters: Parameters, limit: int
     ) -> tuple[list[int], Floats]:
         """The n that ring first, each once, or with a limit as often as it may."""
         first = min(n, weights.count)
         if weights.uniform:
-            keys = self._at_ranks(
-                self._random.choice(weights.count, first, replace=False), condition
-            )
+            ranks = self._random.choice(weights.count, first, replace=False)
+            keys = self._at_ranks(ranks, wanted, parameters)
             gaps = self._random.exponential(size=first) / (weights.count - np.arange(first))
             times, version, priority = np.cumsum(gaps), np.zeros(first), np.zeros(first)
         else:
-            keys, times, priority, version = self._by_ring(weights, first, condition)
+            keys, times, priority, version = self._by_ring(weights, first, wanted, parameters)
         if not limit:
             return keys, weights.chances(priority, version)
         rates = np.ones(first) if weights.uniform else weights.of(priority, version)
@@ -224,34 +279,55 @@ class Drawing:
         if not weights.uniform:
             others = 0.0
             if (rates > 0.0).sum() < weights.positive:
-                unseen = sa.not_(self._dialect.among(self._columns["key"], keys))
-                mass = sa.func.sum(self._weight(weights))
-                left = sa.select(mass).where(condition, self._columns["priority"] > 0.0, unseen)
-                others = self._one(left)[0]
+                others = self._unseen(weights, keys, wanted, parameters)
         return self._again(weights, n, keys, times, rates, others, limit)
 
-    def _by_ring(
-        self, weights: Weights, n: int, condition: Any
-    ) -> tuple[list[int], Floats, Floats, Floats]:
-        key, priority = self._columns["key"], self._columns["priority"]
-        salt = int(self._random.integers(1 << 62))
-        unit = self._dialect.unit(key - self._base, salt)
-        ring: Any = sa.func.ln(-sa.func.ln(unit, type_=sa.Double()), type_=sa.Double())
-        early = sa.case(
-            (priority > 0.0, ring - self._log(weights) + weights.highest), else_=unit
-        ).label("early")
-        query = (
-            sa.select(key, priority, self._columns["version"], early)
-            .where(condition)
-            .order_by(sa.case((priority > 0.0, 0), else_=1), early, key)
-            .limit(n)
+    def _unseen(
+        self, weights: Weights, keys: list[int], wanted: Wanted, parameters: Parameters
+    ) -> float:
+        """The weight of all but some items."""
+        aging = weights.decay != 0.0
+        seen = self._dialect.keyed(self._columns["key"], "seen")
+        mass = self._one(
+            ("unseen", aging, wanted),
+            lambda: self._select(
+                wanted, sa.func.sum(self._weight(aging)), self._positive, sa.not_(seen)
+            ),
+            {"seen": self._dialect.numbers(keys), **weights.parameters(), **parameters},
         )
-        rows = self._connection.execute(query).all()
+        return float(mass[0])
+
+    def _by_ring(
+        self, weights: Weights, n: int, wanted: Wanted, parameters: Parameters
+    ) -> tuple[list[int], Floats, Floats, Floats]:
+        aging = weights.decay != 0.0
+        rows = self._statements.run(
+            ("ring", aging, wanted),
+            lambda: self._rung(wanted, aging),
+            n=n,
+            salt=int(self._random.integers(1 << 62)),
+            **weights.parameters(),
+            **parameters,
+        ).all()
         logs = np.array([row[3] for row in rows], np.float64)
         numbers = _numbers(rows)
         rung = np.exp(np.clip(logs, FAINTEST, -FAINTEST))
         times = np.where(numbers[0] > 0.0, rung, -np.log1p(-np.minimum(logs, 0.999)))
         return [row[0] for row in rows], times, *numbers
+
+    def _rung(self, wanted: Wanted, aging: bool) -> Any:
+        """Items by the logarithm of the time at which they ring; those without weight last."""
+        key, salt = self._columns["key"], sa.bindparam("salt", type_=sa.BigInteger())
+        unit = self._dialect.unit(key - self._base, salt)
+        ring: Any = sa.func.ln(-sa.func.ln(unit, type_=sa.Double()), type_=sa.Double())
+        time = ring - self._log(aging) + _number("highest")
+        early = sa.case((self._positive, time), else_=unit).label("early")
+        return (
+            sa.select(key, self._columns["priority"], self._columns["version"], early)
+            .where(self._statements.condition(wanted))
+            .order_by(sa.case((self._positive, 0), else_=1), early, key)
+            .limit(sa.bindparam("n", type_=sa.BigInteger()))
+        )
 
     def _again(
         self,
@@ -267,9 +343,15 @@ class Drawing:
 
         `others` is the weight of all that were not among the first.
         """
-        query = sa.select(self._columns["key"], self._columns["times_sampled"])
-        found = query.where(self._dialect.among(self._columns["key"], keys))
-        sampled = {row[0]: row[1] for row in self._connection.execute(found)}
+        key = self._columns["key"]
+        found = self._statements.run(
+            "times",
+            lambda: sa.select(key, self._columns["times_sampled"]).where(
+                self._dialect.keyed(key, "keys")
+            ),
+            keys=self._dialect.numbers(keys),
+        )
+        sampled = {row[0]: row[1] for row in found}
         rings: list[tuple[bool, float, int]] = []
         for place, key in enumerate(keys):
             at = float(times[place])
@@ -311,3 +393,7 @@ def _numbers(rows: Any) -> tuple[Floats, Floats]:
     priority = np.array([row[1] for row in rows], np.float64)
     version = np.array([0 if row[2] is None else row[2] for row in rows], np.float64)
     return priority, version
+
+
+def _number(name: str) -> Any:
+    return sa.bindparam(name, type_=sa.Double())

@@ -81,36 +81,40 @@ def read(connection: sa.Connection, query: Any, number: int) -> State:
     return State(**{**row, "removed": json.loads(row["removed"])})
 
 
+def writing(dialect: Dialect, *, alone: bool, telling: bool) -> Any:
+    """The statement that adds to the row of the table `:number`; made once."""
+    values: dict[str, Any] = {
+        name: tables.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger()) for name in ADDED
+    }
+    deadline: Any = sa.bindparam("deadline", type_=sa.Double())
+    values["next_deadline"] = deadline
+    if alone:  # what cannot be added up
+        values["removed"] = sa.bindparam("why_removed", type_=sa.Text())
+        values["prioritized"] = sa.bindparam("by_priority", type_=sa.Boolean())
+    else:  # others may have set an earlier one; LEAST leaves out what is absent
+        values["next_deadline"] = sa.func.least(tables.c.next_deadline, deadline)
+    statement = sa.update(tables).where(tables.c.id == sa.bindparam("number")).values(values)
+    return statement.returning(dialect.told()) if telling else statement
+
+
 def write(
     connection: sa.Connection,
+    statement: Any,
     number: int,
     before: State,
     after: State,
-    told: Any,
-    *,
-    alone: bool,
+    message: dict[str, str],
 ) -> None:
     """Add what has changed to the row, and tell who listens."""
-    values: dict[str, Any] = {}
-    for name in ADDED:
-        by = getattr(after, name) - getattr(before, name)
-        if by:
-            values[name] = tables.c[name] + by
-    if after.next_deadline != before.next_deadline:
-        values["next_deadline"] = after.next_deadline if alone else _sooner(after.next_deadline)
-    if alone:  # what cannot be added up
-        if after.removed != before.removed:
-            values["removed"] = json.dumps(after.removed)
-        if after.prioritized != before.prioritized:
-            values["prioritized"] = after.prioritized
-    if not values:
-        if told is not None:
-            connection.execute(sa.select(told))
-        return
-    statement = sa.update(tables).where(tables.c.id == number).values(values)
-    connection.execute(statement if told is None else statement.returning(told))
-
-
-def _sooner(deadline: float | None) -> Any:
-    known = tables.c.next_deadline
-    return sa.case((known < deadline, known), else_=deadline)
+    more = {f"more_{name}": getattr(after, name) - getattr(before, name) for name in ADDED}
+    connection.execute(
+        statement,
+        {
+            "number": number,
+            "deadline": after.next_deadline,
+            "why_removed": json.dumps(after.removed),
+            "by_priority": after.prioritized,
+            **more,
+            **message,
+        },
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import secrets
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,31 +12,30 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.arguments import time_span
-from recollect.errors import InvalidValue, StorageError, UnknownKey
+from recollect.errors import InvalidValue, UnknownKey
 from recollect.schema import Rows, Schema
 from recollect.selectors import Mixed, Ordered, Selector, Smallest
 from recollect.storage.base import Chosen, Contended, Keys, Layout, NewItems, Sharing, Where
-from recollect.storage.fields import BUILT_IN, FieldValue, absent_of
+from recollect.storage.fields import FieldValue, absent_of
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlLeases, SqlRequests
-from recollect.storage.sql.choosing import Choosing
+from recollect.storage.sql.choosing import MEASURED, WHOLE, Choosing
 from recollect.storage.sql.chosen import Gone, SqlChosen
 from recollect.storage.sql.columns import schemas_from_json, schemas_to_json
 from recollect.storage.sql.database import PATIENCE, Database
 from recollect.storage.sql.listening import Listener, PostgresListener, SqliteListener
-from recollect.storage.sql.orders import index_of_field, indexes_for
+from recollect.storage.sql.opening import Opened, open_table
+from recollect.storage.sql.orders import Indexes
 from recollect.storage.sql.payload import Codec, item_bytes
 from recollect.storage.sql.state import State
+from recollect.storage.sql.statements import Statements, Wanted
 from recollect.storage.sql.text import from_text, to_text
 from recollect.storage.sql.transactions import Transactions
-from recollect.storage.sql.where import condition
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
-COUNTER_BITS = 44
-ORIGIN_BITS = 19  # one less than others have: a key fits into a signed number
 CHUNK = 64  # items that are looked at together, where bytes decide how many must leave
+KEYED = Wanted(visible=False, keyed=True)
 HIDDEN = 0  # the lease of items that are hidden for a moment, within one transaction
 
 
@@ -64,7 +61,7 @@ class SqlStorage:
     def __repr__(self) -> str:
         return f"SqlStorage({self._database.where!r})"
 
-    # -- opening ---------------------------------------------------------------------------------
+    # -- opening ----------------------------------------------------------------------------------
     def open(self, layout: Layout) -> SqlStorage:
         if self._layout is not None:
             raise InvalidValue(
@@ -75,69 +72,29 @@ class SqlStorage:
                 "journal: a table in a database has none, because the database is its journal; "
                 "leave it None"
             )
+        database = self._database
+        opened, self._indexes = database.begin(lambda connection: self._open(connection, layout))
+        database.commit()
         self._layout = layout
-        self._dialect = self._database.dialect
-        self._indexed: set[str] = set()
+        self._items, self._columns, self._tags = opened.items, opened.columns, opened.tags
+        self._base = opened.base
+        self._dialect = database.dialect
         self._schema_version = 0
         self._codec: Codec | None = None
         self._shared_codec: Codec | None = None
         self._listener: Listener | None = None
-        number = self._database.begin(self._prepared)
-        self._database.commit()
-        self._transactions = Transactions(
-            self._database, number, f"recollect_{number}_{self._base}", self._refresh
-        )
-        self._choosing = Choosing(
-            self._transactions, self._items, self._columns, self._base, layout.seed
-        )
-        self.leases = SqlLeases(self._transactions, self._items)
+        self._transactions = Transactions(database, opened.number, opened.channel, self._refresh)
+        self._statements = Statements(self._transactions, self._items, self._columns)
+        self._choosing = Choosing(self._statements, opened.base, layout.seed)
+        self.leases = SqlLeases(self._statements)
         self.requests = SqlRequests(self._transactions)
         return self
 
-    def _prepared(self, connection: sa.Connection) -> int:
-        """Make what is missing in the database; returns the number of the table."""
-        layout, database = self._layout, self._database
-        assert layout is not None
-        tables.prepare(connection, self._dialect, database.where)
-        stored = tables.tables
-        name = to_text(layout.name)
-        row = connection.execute(sa.select(stored).where(stored.c.name == name)).one_or_none()
-        wanted = {n: kind for n, kind in layout.fields.items() if n not in BUILT_IN}
-        if row is None:
-            tags = tables.column_names(layout.fields)
-            number = connection.execute(
-                sa.insert(stored)
-                .values(
-                    name=name,
-                    fields=json.dumps(tags),
-                    origin=secrets.randbits(ORIGIN_BITS) << COUNTER_BITS,
-                )
-                .returning(stored.c.id)
-            ).scalar_one()
-            row = connection.execute(sa.select(stored).where(stored.c.id == number)).one()
-        self._tags: dict[str, list[str]] = json.loads(row.fields)
-        found = {name: kind for name, (kind, _) in self._tags.items()}
-        if found != wanted:
-            raise StorageError(
-                f"table {layout.name!r} of {database.where} was made with the tags {found}, and "
-                f"has {wanted} now; make it with the same, or under another name"
-            )
-        self._base: int = row.origin
-        self._items = tables.items_table(row.id, self._tags)
-        self._columns: dict[str, Any] = {
-            name: self._items.c[self._tags[name][1] if name in self._tags else name]
-            for name in layout.fields
-            if name != "seq"
-        }
-        self._columns["seq"] = self._items.c.key - self._base
-        self._items.create(connection, checkfirst=True)
-        lease = self._items.c.lease
-        leased = sa.Index(
-            f"{self._items.name}_lease", lease, _table=self._items,
-            sqlite_where=lease.is_not(None), postgresql_where=lease.is_not(None),
-        )  # fmt: skip
-        self._make_indexes([leased, *self._indexes_for(layout.selectors)], connection)
-        return int(row.id)
+    def _open(self, connection: sa.Connection, layout: Layout) -> tuple[Opened, Indexes]:
+        opened = open_table(connection, self._database, layout)
+        indexes = Indexes(opened, self._database.dialect, layout.partition_by)
+        indexes.open(connection, layout.selectors)
+        return opened, indexes
 
     def attach(self, sharing: Sharing) -> None:
         self._transactions.sharing = sharing
@@ -148,9 +105,9 @@ class SqlStorage:
         """At the beginning of a transaction: others may have fixed the columns."""
         if state.columns_version != self._schema_version:
             stored = tables.tables
-            text = self._run(
-                sa.select(stored.c.columns).where(stored.c.id == self._transactions.number)
-            ).scalar_one()
+            number = self._transactions.number
+            query = sa.select(stored.c.columns).where(stored.c.id == number)
+            text = self._transactions.connection.execute(query).scalar_one()
             rows, shared = schemas_from_json(text)
             self._set_codecs(rows, shared, state.columns_version)
             if self._transactions.sharing is not None:
@@ -167,7 +124,7 @@ class SqlStorage:
         transactions.undone.append(lambda: self._unset_schema(before))
         version = self._schema_version + 1
         self._set_codecs(rows, shared, version)
-        self._run(
+        transactions.connection.execute(
             sa.update(stored)
             .where(stored.c.id == transactions.number)
             .values(columns=schemas_to_json(rows, shared), columns_version=version)
@@ -228,9 +185,6 @@ class SqlStorage:
     def _state(self) -> State:
         return self._transactions.state
 
-    def _run(self, statement: Any) -> Any:
-        return self._transactions.connection.execute(statement)
-
     def __len__(self) -> int:
         return self._state.items
 
@@ -249,86 +203,72 @@ class SqlStorage:
     def highest_priority(self) -> float:
         if not self._state.prioritized or not self._state.items:
             return 1.0
-        return float(self._run(sa.select(sa.func.max(self._items.c.priority))).scalar_one())
-
-    def _condition(self, where: Where | None, *, visible: bool) -> Any:
-        conditions = [self._items.c.lease.is_(None)] if visible else []
-        if where is not None:
-            conditions.append(condition(where.query, self._columns, self._dialect))
-        return sa.and_(sa.true(), *conditions)
+        highest = self._statements.run(
+            "highest priority", lambda: sa.select(sa.func.max(self._items.c.priority))
+        )
+        return float(highest.scalar_one())
 
     def available(self, where: Where | None, most: int | None = None) -> tuple[int, int]:
         assert self._layout is not None
-        visible = self._state.items - self._state.hidden
         if where is None and not self._layout.max_times_sampled:
-            return visible, 0
-        found = sa.select(self._items.c.times_sampled.label("times"))
-        found = found.where(self._condition(where, visible=True))
-        if most is not None:
-            found = found.limit(most)
-        counted = found.subquery()
-        times = sa.func.coalesce(sa.func.sum(counted.c.times), 0)
-        row = self._run(sa.select(sa.func.count(), times).select_from(counted)).one()
+            return self._state.items - self._state.hidden, 0
+        wanted = _wanted(where)
+
+        def make() -> Any:
+            found = sa.select(self._items.c.times_sampled.label("times"))
+            found = found.where(self._statements.condition(wanted))
+            if most is not None:
+                found = found.limit(sa.bindparam("most", type_=sa.BigInteger()))
+            counted = found.subquery()
+            times = sa.func.coalesce(sa.func.sum(counted.c.times), 0)
+            return sa.select(sa.func.count(), times).select_from(counted)
+
+        more = {} if most is None else {"most": most}
+        row = self._statements.run(("available", most is None, wanted), make, **more).one()
         return int(row[0]), int(row[1])
 
     def count(self, where: Where | None) -> int:
         if where is None:
             return self._state.items
-        query = sa.select(sa.func.count()).select_from(self._items)
-        return int(self._run(query.where(self._condition(where, visible=False))).scalar_one())
+        wanted = _wanted(where, visible=False)
+
+        def make() -> Any:
+            query = sa.select(sa.func.count()).select_from(self._items)
+            return query.where(self._statements.condition(wanted))
+
+        return int(self._statements.run(("count of", wanted), make).scalar_one())
 
     def counts(self, fields: Sequence[str]) -> dict[Any, int]:
         assert self._layout is not None
-        columns = [self._columns[name] for name in fields]
-        first = sa.func.min(self._items.c.key)
-        query = sa.select(*columns, sa.func.count()).group_by(*columns).order_by(first)
+
+        def make() -> Any:
+            columns = [self._columns[name] for name in fields]
+            first = sa.func.min(self._items.c.key)
+            return sa.select(*columns, sa.func.count()).group_by(*columns).order_by(first)
+
         texts = [self._layout.fields[name] == "str" for name in fields]
         found: dict[Any, int] = {}
-        for *values, count in self._run(query):
+        for *values, count in self._statements.run(("counts", tuple(fields)), make):
             seen = [from_text(v) if text else v for v, text in zip(values, texts, strict=True)]
             found[seen[0] if len(fields) == 1 else tuple(seen)] = count
         return found
 
     def find(self, keys: Keys | None, where: Where | None, *, visible: bool) -> Keys:
-        key = self._items.c.key
-        query = sa.select(key).where(self._condition(where, visible=visible)).order_by(key)
-        if keys is not None:
-            query = query.where(self._among(keys))
-        return np.array(self._run(query).scalars().all(), np.uint64)
+        wanted = _wanted(where, visible=visible, keyed=keys is not None)
 
-    def _among(self, keys: Keys) -> Any:
-        """The items of these keys; a key that no database can hold is that of no item."""
-        return self._dialect.among(self._items.c.key, _numbers(keys))
+        def make() -> Any:
+            key = self._items.c.key
+            return sa.select(key).where(self._statements.condition(wanted)).order_by(key)
 
-    # -- indexes -----------------------------------------------------------------------------------
-    def _indexes_for(self, selectors: Sequence[Selector]) -> list[sa.Index]:
-        assert self._layout is not None
-        by = self._layout.partition_by
-        return indexes_for(selectors, by, self._columns, self._items, self._dialect)
+        found = self._statements.run(("find", wanted), make, **self._named(keys))
+        return np.array(found.scalars().all(), np.uint64)
 
-    def _make_indexes(self, indexes: list[sa.Index], connection: sa.Connection) -> None:
-        for index in indexes:
-            name = str(index.name)
-            if name not in self._indexed:
-                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
-                self._indexed.add(name)
-
-    def _index(self, indexes: list[sa.Index]) -> None:
-        """Have indexes; if the transaction comes to nothing, so do they."""
-        missing = [index for index in indexes if str(index.name) not in self._indexed]
-        if missing and self._transactions.alone:
-            names = {str(index.name) for index in missing}
-            self._transactions.undone.append(lambda: self._indexed.difference_update(names))
-            self._make_indexes(missing, self._transactions.connection)
-
-    def _index_fields(self, fields: Mapping[str, Any]) -> None:
-        named = [name for name in fields if name != "priority"]
-        self._index(
-            [index_of_field(name, self._columns, self._items, self._dialect) for name in named]
-        )
+    def _named(self, keys: Keys | None) -> dict[str, Any]:
+        """The parameter `:keys`. A key that no database can hold is that of no item."""
+        return {} if keys is None else {"keys": self._statements.numbers(_numbers(keys))}
 
     def keep_indexes(self, selectors: Sequence[Selector]) -> None:
-        self._index(self._indexes_for(selectors))
+        self._indexes.need_selectors(self._transactions, selectors)
 
     # -- inserting ---------------------------------------------------------------------------------
     def insert(self, new: NewItems) -> Keys:
@@ -357,7 +297,7 @@ class SqlStorage:
             "payload": payload,
             "shared": shared,
         }
-        self._index_fields(new.fields)
+        self._indexes.need_fields(self._transactions, new.fields)
         for name, value in new.fields.items():
             values[self._columns[name].name] = self._field(name, value, count)
         self._dialect.insert(self._transactions.connection, self._items, values)
@@ -380,8 +320,7 @@ class SqlStorage:
         """From now on items differ in priority, and the highest is found through an index."""
         if not self._state.prioritized:
             self._state.prioritized = True
-            priority = self._items.c.priority
-            self._index([tables.index_on(self._dialect, self._items, [priority], visible=False)])
+            self._indexes.need_priorities(self._transactions)
 
     def _field(self, name: str, value: FieldValue, count: int) -> list[Any]:
         """A field's values as the database has them, None where absent."""
@@ -411,7 +350,7 @@ class SqlStorage:
         self, selector: Selector, n: int, where: Where | None, replace: bool, calls: int
     ) -> SqlChosen:
         assert self._layout is not None
-        wanted = self._condition(where, visible=True)
+        wanted = _wanted(where)
         limit = self._layout.max_times_sampled
         worn: list[int] = []
         if isinstance(selector, Mixed):
@@ -434,7 +373,7 @@ class SqlStorage:
         return chosen
 
     def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> SqlChosen:
-        wanted = self._condition(where, visible=True)
+        wanted = _wanted(where)
         probability = weights = None
         if isinstance(selector, Ordered):
             rows = self._choosing.ordered(selector, n, wanted, staying=False)
@@ -454,23 +393,34 @@ class SqlStorage:
         return chosen
 
     def _hide(self, rows: Sequence[Any], keys: Keys) -> None:
-        state, times = self._state, self._items.c.times_sampled
+        state = self._state
+
+        def make() -> Any:
+            values = {
+                "lease": sa.bindparam("as_lease", type_=sa.BigInteger()),
+                "times_sampled": self._items.c.times_sampled + 1,
+            }
+            return sa.update(self._items).where(self._statements.condition(KEYED)).values(values)
+
         lease = self.leases.hiding(keys)
-        self._run(
-            sa.update(self._items)
-            .where(self._among(keys))
-            .values(lease=lease, times_sampled=times + 1)
-        )
+        self._statements.run("hide", make, as_lease=lease, **self._named(keys))
         state.hidden += len(rows)
         state.hidden_nbytes += sum(row.nbytes for row in rows)
 
     def _forget(self, rows: Sequence[Any]) -> None:
         """Remove items whose rows are here."""
-        if not rows:
-            return
+        if rows:
+            numbers = self._statements.numbers([row.key for row in rows])
+            self._statements.run(
+                "forget",
+                lambda: sa.delete(self._items).where(self._statements.condition(KEYED)),
+                keys=numbers,
+            )
+            self._uncount(rows)
+
+    def _uncount(self, rows: Sequence[Any]) -> None:
+        """Items have gone, or will in this transaction."""
         state = self._state
-        among = self._dialect.among(self._items.c.key, [row.key for row in rows])
-        self._run(sa.delete(self._items).where(among))
         state.items -= len(rows)
         state.nbytes -= sum(row.nbytes for row in rows)
         hidden = [row.nbytes for row in rows if row.lease is not None]
@@ -482,7 +432,7 @@ class SqlStorage:
     ) -> tuple[int, Sequence[Chosen]]:
         goal = self._state.nbytes - nbytes
         gone, kept = 0, []
-        wanted = self._condition(None, visible=True)
+        wanted = _wanted(None)
         while n > 0 or (nbytes > 0 and self._state.nbytes > goal):
             # Each item that leaves for its bytes is chosen by itself; a mixture shares them out.
             look = n if n > 0 else (1 if isinstance(selector, Mixed) else CHUNK)
@@ -498,10 +448,9 @@ class SqlStorage:
             n = 0
         return gone, kept
 
-    def _next_to_evict(self, selector: Selector, n: int, wanted: Any, keep: bool) -> list[Any]:
-        brief = (self._items.c.key, self._items.c.nbytes, self._items.c.lease)
+    def _next_to_evict(self, selector: Selector, n: int, wanted: Wanted, keep: bool) -> list[Any]:
         if isinstance(selector, Ordered):
-            columns = () if keep else brief
+            columns = WHOLE if keep else MEASURED
             return self._choosing.ordered(selector, n, wanted, staying=False, columns=columns)
         visible = self._state.items - self._state.hidden
         drawn = self._choosing.draw_apart(selector, min(n, visible), wanted, evicting=True)
@@ -518,17 +467,14 @@ class SqlStorage:
             return chosen
         if not keys.size:
             return Gone(keys)
-        items, state = self._items, self._state
-        gone = self._run(
-            sa.delete(items)
-            .where(self._among(keys))
-            .returning(items.c.key, items.c.nbytes, items.c.lease)
-        ).all()
-        state.items -= len(gone)
-        state.nbytes -= sum(row.nbytes for row in gone)
-        hidden = [row.nbytes for row in gone if row.lease is not None]
-        state.hidden -= len(hidden)
-        state.hidden_nbytes -= sum(hidden)
+
+        def make() -> Any:
+            columns = [self._items.c[name] for name in MEASURED]
+            found = self._statements.condition(KEYED)
+            return sa.delete(self._items).where(found).returning(*columns)
+
+        gone = self._statements.run("remove", make, **self._named(keys)).all()
+        self._uncount(gone)
         here = np.array([row.key for row in gone], np.uint64)
         return Gone(keys if here.size == keys.size else keys[np.isin(keys, here)])
 
@@ -542,38 +488,45 @@ class SqlStorage:
         return [rows[key] for key in numbers if key in rows]
 
     def hide(self, keys: Keys) -> Keys:
-        items = self._items
-        return self._hidden_now(sa.and_(self._among(keys), items.c.lease.is_(None)))
+        if not keys.size:
+            return keys
+        wanted = Wanted(keyed=True)
+        return self._hidden_now("hide keys", wanted, None, **self._named(keys))
 
     def hide_up_to(self, field: str, bound: int) -> Keys:
-        self._index(self._indexes_for([Smallest(field)]))
-        column = self._columns[field]
-        return self._hidden_now(sa.and_(column <= bound, self._items.c.lease.is_(None)))
+        self._indexes.need_selectors(self._transactions, [Smallest(field)])
+        return self._hidden_now(f"hide up to {field}", Wanted(), self._columns[field], bound=bound)
 
-    def _hidden_now(self, wanted: Any) -> Keys:
+    def _hidden_now(self, key: str, wanted: Wanted, bounded: Any, **parameters: Any) -> Keys:
         items, state = self._items, self._state
-        hidden = self._run(
-            sa.update(items)
-            .where(wanted)
-            .values(lease=HIDDEN)
-            .returning(items.c.key, items.c.nbytes)
-        ).all()
+
+        def make() -> Any:
+            condition = self._statements.condition(wanted)
+            if bounded is not None:
+                bound = sa.bindparam("bound", type_=sa.BigInteger())
+                condition = sa.and_(condition, bounded <= bound)
+            update = sa.update(items).where(condition).values(lease=HIDDEN)
+            return update.returning(items.c.key, items.c.nbytes)
+
+        hidden = self._statements.run(key, make, **parameters).all()
         state.hidden += len(hidden)
         state.hidden_nbytes += sum(row.nbytes for row in hidden)
         return np.sort(np.array([row.key for row in hidden], np.uint64))
 
     def show(self, keys: Keys, *, returned: bool) -> int:
         items, state = self._items, self._state
-        values: dict[str, Any] = {"lease": None}
-        if returned:
-            values["times_sampled"] = items.c.times_sampled - 1
-            values["deliveries"] = items.c.deliveries + 1
-        shown = self._run(
-            sa.update(items)
-            .where(self._among(keys), items.c.lease.is_not(None))
-            .values(values)
-            .returning(items.c.nbytes)
-        ).all()
+        if not keys.size:
+            return 0
+
+        def make() -> Any:
+            values: dict[str, Any] = {"lease": None}
+            if returned:
+                values["times_sampled"] = items.c.times_sampled - 1
+                values["deliveries"] = items.c.deliveries + 1
+            hidden = sa.and_(self._statements.condition(KEYED), items.c.lease.is_not(None))
+            return sa.update(items).where(hidden).values(values).returning(items.c.nbytes)
+
+        shown = self._statements.run(("show", returned), make, **self._named(keys)).all()
         state.hidden -= len(shown)
         state.hidden_nbytes -= sum(row.nbytes for row in shown)
         return len(shown)
@@ -598,7 +551,7 @@ class SqlStorage:
         priority = fields.get("priority")
         if priority is not None and (priority != 1.0).any():
             self._begin_priorities()
-        self._index_fields(fields)
+        self._indexes.need_fields(self._transactions, fields)
         _, last = np.unique(keys[::-1], return_index=True)  # where one is named twice, the last
         places = np.sort(keys.size - 1 - last)
         places = places[found[places]]
@@ -612,11 +565,22 @@ class SqlStorage:
                 same[column] = self._plain(name, value)[0]
         numbers = keys[places].astype(np.int64).tolist()
         if same:
-            among = self._dialect.among(self._items.c.key, numbers)
-            self._run(sa.update(self._items).where(among).values(same))
+            self._update_alike(numbers, same)
         if own:
             self._dialect.update(self._transactions.connection, self._items, numbers, own)
         return found
+
+    def _update_alike(self, numbers: list[int], values: Mapping[str, Any]) -> None:
+        """Give all items the same values."""
+
+        def make() -> Any:
+            columns = self._items.c
+            given = {n: sa.bindparam(f"as_{n}", type_=columns[n].type) for n in values}
+            return sa.update(self._items).where(self._statements.condition(KEYED)).values(given)
+
+        given = {f"as_{name}": value for name, value in values.items()}
+        keys = self._statements.numbers(numbers)
+        self._statements.run(("update", tuple(values)), make, keys=keys, **given)
 
     def _plain(self, name: str, value: Any) -> list[Any]:
         if name == "priority":
@@ -628,25 +592,27 @@ class SqlStorage:
         assert codec is not None
         starts, counts = _starts(per_item, keys.size)
         numbers = keys.astype(np.int64).tolist()
-        items = self._items
-        among = self._dialect.among(items.c.key, numbers)
-        sizes = {
-            row.key: row
-            for row in self._run(sa.select(items.c.key, items.c.nbytes, items.c.lease).where(among))
-        }
+
+        def make() -> Any:
+            columns = [self._items.c[name] for name in MEASURED]
+            return sa.select(*columns).where(self._statements.condition(KEYED))
+
+        found = self._statements.run("measure", make, **self._named(keys))
+        before = {row.key: row for row in found}
+        more = dict(zip(numbers, payload.tolist(), strict=True))
         values = {
             "payload": codec.encode(rows, starts, counts),
             "width": [codec.width] * keys.size,
             "rows": counts.tolist(),
-            "nbytes": [
-                sizes[key].nbytes + more
-                for key, more in zip(numbers, payload.tolist(), strict=True)
-            ],
+            "nbytes": [before[key].nbytes + more[key] for key in numbers],
         }
-        self._dialect.update(self._transactions.connection, items, numbers, values)
+        self._dialect.update(self._transactions.connection, self._items, numbers, values)
         state.nbytes += int(payload.sum())
-        hidden = np.array([sizes[key].lease is not None for key in numbers], np.bool_)
-        state.hidden_nbytes += int(payload[hidden].sum())
+        state.hidden_nbytes += sum(more[key] for key in numbers if before[key].lease is not None)
+
+
+def _wanted(where: Where | None, *, visible: bool = True, keyed: bool = False) -> Wanted:
+    return Wanted(None if where is None else where.query, visible, keyed)
 
 
 def _numbers(keys: Keys) -> list[int]:

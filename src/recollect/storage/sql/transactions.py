@@ -41,8 +41,13 @@ class Transactions:
         self.channel = channel  # on which they are told
         self.offset = 0.0  # of the time that all go by, to this process's own
         self._refresh = refresh
-        self._queries = {
-            alone: rows.reading(database.dialect, alone=alone) for alone in (True, False)
+        dialect, both = database.dialect, (True, False)
+        self._tells = dialect.told() is not None
+        self._reading = {alone: rows.reading(dialect, alone=alone) for alone in both}
+        self._writing = {
+            (alone, telling): rows.writing(dialect, alone=alone, telling=telling)
+            for alone in both
+            for telling in ((True, False) if self._tells else (False,))
         }
         self._before = State()
         self._counted = Tallies()
@@ -64,7 +69,7 @@ class Transactions:
 
     def _begin(self, alone: bool) -> None:
         self.alone = alone or not self.database.dialect.shares
-        query = self._queries[self.alone]
+        query = self._reading[self.alone]
         self.state = self.database.begin(
             lambda connection: rows.read(connection, query, self.number)
         )
@@ -147,14 +152,14 @@ class Transactions:
         arrivals = tallies.arrivals - before.arrivals
         departures = tallies.departures - before.departures
         alarms = tallies.alarms != before.alarms
-        told = None
-        if arrivals or departures or alarms:
-            message = json.dumps([self.name, os.getpid(), arrivals, departures, alarms])
-            told = self.database.dialect.told(self.channel, message)
-        if told is not None or self.state != self._before:
-            rows.write(
-                self.connection, self.number, self._before, self.state, told, alone=self.alone
-            )
+        telling = self._tells and bool(arrivals or departures or alarms)
+        if telling or self.state != self._before:
+            message = {}
+            if telling:
+                text = json.dumps([self.name, os.getpid(), arrivals, departures, alarms])
+                message = {"channel": self.channel, "message": text}
+            statement = self._writing[self.alone, telling]
+            rows.write(self.connection, statement, self.number, self._before, self.state, message)
 
 
 class _Turn(AbstractContextManager[Any]):
