@@ -46,7 +46,9 @@ def indexes_for(
         if isinstance(selector, Ordered):
             for staying in (False, True):
                 terms = _terms(selector, columns, dialect, staying)
-                if len(terms) > 1:  # the order of arrival is that of the keys, which has an index
+                # SQLite keeps rows by key; PostgreSQL needs an index that leaves out hidden items,
+                # or, while it knows nothing of the table, it fears that most are.
+                if len(terms) > 1 or dialect.shares:
                     made.append(index_on(dialect, items, terms))
                 if partition:
                     made.append(index_on(dialect, items, [*partition, *terms]))

@@ -24,6 +24,7 @@ from recollect.storage.sql.dialects import Dialect
 VERSION = 1  # of what is described here
 
 Big = sa.BigInteger
+KEY = Big().with_variant(sa.Integer(), "sqlite")  # INTEGER is what SQLite keeps rows by
 shared = sa.MetaData()
 
 meta = sa.Table("recollect_meta", shared, sa.Column("version", Big, nullable=False))
@@ -93,7 +94,7 @@ def items_table(number: int, tags: Mapping[str, list[str]]) -> sa.Table:
     return sa.Table(
         f"recollect_items_{number}",
         sa.MetaData(),
-        sa.Column("key", Big, primary_key=True, autoincrement=False),
+        sa.Column("key", KEY, primary_key=True, autoincrement=False),
         sa.Column("priority", sa.Double, nullable=False),
         sa.Column("times_sampled", Big, nullable=False),
         sa.Column("task", sa.Text),
