@@ -251,6 +251,22 @@ class RolloutTests(StorageTests):
             ("expired", "expired", "c", 2),
         ]
 
+    def test_closing_wakes_whoever_waits(self) -> None:
+        buffer = self.buffer()
+        errors: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                buffer.take_batch({"math": 1}, timeout=LONG)
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        buffer.close()
+        thread.join(LONG)
+        assert [type(error) for error in errors] == [rc.TableClosed]
+
     def test_a_buffer_saves_it_or_says_that_it_cannot(self) -> None:
         buffer = self.buffer("ab", name="groups")
         path = self.folder / "buffer"
