@@ -131,6 +131,14 @@ def test_another_version_of_the_tables_is_refused(url: str) -> None:
         opened(url)
 
 
+def test_a_configuration_names_its_database(url: str) -> None:
+    config = {"name": "t", "capacity": 9, "storage": {"type": "sql", "url": url, "patience": 1.0}}
+    with rc.Table.from_config(config) as table:
+        table.insert({"x": [1]})
+    with rc.Table.from_config(config) as table:
+        assert len(table) == 1
+
+
 # -- what is wrong -------------------------------------------------------------------------------
 def test_a_journal_is_refused() -> None:
     with pytest.raises(rc.InvalidValue, match="the database is its journal"):

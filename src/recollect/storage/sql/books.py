@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recollect.info import Lease
 from recollect.leases import Held, not_held, number_of
 from recollect.requests import PER_PRODUCER, PRODUCERS, Request, too_old
-from recollect.storage.sql.statements import Statements, Wanted
+from recollect.storage.sql.statements import KEYED, Statements
 from recollect.storage.sql.tables import leases, requests
 from recollect.storage.sql.text import from_text, to_text
 from recollect.storage.sql.transactions import Transactions
@@ -74,7 +74,7 @@ class SqlLeases:
         return Lease(number, owner, deadline)
 
     def _leasing(self) -> Any:
-        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        keyed = self._statements.condition(KEYED)
         lease = sa.bindparam("as_lease", type_=sa.BigInteger())
         return sa.update(self._items).where(keyed).values(lease=lease)
 

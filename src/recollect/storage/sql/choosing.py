@@ -14,7 +14,7 @@ from recollect.query import fields_of
 from recollect.selectors import Mixed, Ordered, Prioritized, Selector
 from recollect.storage.sql.drawing import Drawing, Drawn, Weights, importance
 from recollect.storage.sql.orders import order_by
-from recollect.storage.sql.statements import Statements, Wanted
+from recollect.storage.sql.statements import KEYED, Statements, Wanted
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -23,7 +23,6 @@ Rows = dict[int, Any]
 REMOVING = -1  # in the place of a limit: items leave, so how often they were sampled is no order
 WHOLE = ()  # all columns
 NAMED = ("key",)
-MEASURED = ("key", "nbytes", "lease")
 NOTHING: Mapping[str, Any] = {}
 
 
@@ -43,7 +42,7 @@ class Choosing:
         return {row.key: row for row in rows}
 
     def _fetching(self) -> Any:
-        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        keyed = self._statements.condition(KEYED)
         return sa.select(self._items).where(keyed)
 
     def ordered(
@@ -114,7 +113,7 @@ class Choosing:
 
     def _counting(self) -> Any:
         times = self._items.c.times_sampled + sa.bindparam("often", type_=sa.BigInteger())
-        keyed = self._statements.condition(Wanted(visible=False, keyed=True))
+        keyed = self._statements.condition(KEYED)
         return sa.update(self._items).where(keyed).values(times_sampled=times)
 
     def draw_apart(

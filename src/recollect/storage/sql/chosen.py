@@ -26,7 +26,7 @@ class SqlChosen:
         rows: Sequence[Any],
         table_size: int,
         tags: Mapping[str, list[str]],
-        codecs: tuple[Codec, Codec | None] | None,
+        codecs: tuple[Codec, Codec | None],
         *,
         probability: Array | None = None,
         weights: Array | None = None,
@@ -52,7 +52,6 @@ class SqlChosen:
 
     def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
         """Decode the payload; needs no lock."""
-        assert self._codecs is not None
         codec, shared_codec = self._codecs
         rows = self._rows
         columns, present = codec.decode(

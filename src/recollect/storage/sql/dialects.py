@@ -22,6 +22,8 @@ PAGE = 16_384  # bytes: payload is large, and a page is what SQLite checks and c
 LOG = 32 << 20  # bytes of its write-ahead log, before it is copied into the database
 OLDEST_SQLITE = (3, 35)  # RETURNING
 PREFIX = 128  # characters of a text that PostgreSQL indexes: an entry has at most 2700 bytes
+IDLE = 120  # seconds after which PostgreSQL gives up a transaction in which nothing happens
+ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}  # seconds, times
 MASK = (1 << 64) - 1
 
 
@@ -195,11 +197,18 @@ class Postgres(Dialect):
                 super().__init__(*given, **more)
                 self.format = psycopg.pq.Format.BINARY
 
-        return sa.create_engine(
-            url.set(drivername="postgresql+psycopg"),
-            poolclass=NullPool,
-            connect_args={"cursor_factory": BinaryCursor},
+        engine = sa.create_engine(
+            url, poolclass=NullPool, connect_args={"cursor_factory": BinaryCursor, **ALIVE}
         )
+        sa.event.listen(engine, "connect", self._connected)
+        return engine
+
+    @staticmethod
+    def _connected(connection: Any, _record: Any) -> None:
+        # A machine that is gone in the middle of a transaction must not hold its locks for long.
+        connection.autocommit = True
+        connection.execute(f"SET idle_in_transaction_session_timeout = {1000 * IDLE}")
+        connection.autocommit = False
 
     def among(self, column: Any, values: Sequence[Any]) -> Any:
         array = sa.bindparam(None, list(values), type_=postgresql.ARRAY(column.type))

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from recollect.query import Query
+from recollect.storage.base import Keys
 from recollect.storage.sql.transactions import Transactions
 from recollect.storage.sql.where import condition
 
@@ -30,6 +31,10 @@ class Wanted:
     visible: bool = True
     keyed: bool = False
     apart: bool = False
+
+
+KEYED = Wanted(visible=False, keyed=True)
+MEASURED = ("key", "nbytes", "lease")  # the columns that counts of items need
 
 
 class Statements:
@@ -68,3 +73,12 @@ class Statements:
     def numbers(self, values: list[Any]) -> Any:
         """What the parameters `:keys` and `:without` get."""
         return self.dialect.numbers(values)
+
+    def named(self, keys: Keys | None) -> dict[str, Any]:
+        """The parameter `:keys`, where there are any."""
+        return {} if keys is None else {"keys": self.numbers(numbers_of(keys))}
+
+
+def numbers_of(keys: Keys) -> list[int]:
+    """Keys as a database has them; one that is too large is that of no item."""
+    return [key for key in keys.tolist() if key < 1 << 63]

@@ -12,31 +12,30 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.arguments import time_span
-from recollect.errors import InvalidValue, UnknownKey
+from recollect.errors import InvalidValue, StorageError, UnknownKey
 from recollect.schema import Rows, Schema
 from recollect.selectors import Mixed, Ordered, Selector, Smallest
 from recollect.storage.base import Chosen, Contended, Keys, Layout, NewItems, Sharing, Where
-from recollect.storage.fields import FieldValue, absent_of
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlLeases, SqlRequests
-from recollect.storage.sql.choosing import MEASURED, WHOLE, Choosing
+from recollect.storage.sql.choosing import WHOLE, Choosing
 from recollect.storage.sql.chosen import Gone, SqlChosen
 from recollect.storage.sql.columns import schemas_from_json, schemas_to_json
 from recollect.storage.sql.database import PATIENCE, Database
+from recollect.storage.sql.leaving import Leaving
 from recollect.storage.sql.listening import Listener, PostgresListener, SqliteListener
 from recollect.storage.sql.opening import Opened, open_table
 from recollect.storage.sql.orders import Indexes
-from recollect.storage.sql.payload import Codec, item_bytes
+from recollect.storage.sql.payload import Codec
 from recollect.storage.sql.state import State
-from recollect.storage.sql.statements import Statements, Wanted
-from recollect.storage.sql.text import from_text, to_text
+from recollect.storage.sql.statements import MEASURED, Statements, Wanted, numbers_of
+from recollect.storage.sql.text import from_text
 from recollect.storage.sql.transactions import Transactions
+from recollect.storage.sql.writing import Writing
 
 Ints = NDArray[np.int64]
 
 CHUNK = 64  # items that are looked at together, where bytes decide how many must leave
-KEYED = Wanted(visible=False, keyed=True)
-HIDDEN = 0  # the lease of items that are hidden for a moment, within one transaction
 
 
 class SqlStorage:
@@ -77,7 +76,6 @@ class SqlStorage:
         database.commit()
         self._layout = layout
         self._items, self._columns, self._tags = opened.items, opened.columns, opened.tags
-        self._base = opened.base
         self._dialect = database.dialect
         self._schema_version = 0
         self._codec: Codec | None = None
@@ -86,7 +84,9 @@ class SqlStorage:
         self._transactions = Transactions(database, opened.number, opened.channel, self._refresh)
         self._statements = Statements(self._transactions, self._items, self._columns)
         self._choosing = Choosing(self._statements, opened.base, layout.seed)
+        self._writing = Writing(self._statements, self._indexes, layout.fields, opened.base)
         self.leases = SqlLeases(self._statements)
+        self._leaving = Leaving(self._statements, self.leases)
         self.requests = SqlRequests(self._transactions)
         return self
 
@@ -260,88 +260,26 @@ class SqlStorage:
             key = self._items.c.key
             return sa.select(key).where(self._statements.condition(wanted)).order_by(key)
 
-        found = self._statements.run(("find", wanted), make, **self._named(keys))
+        found = self._statements.run(("find", wanted), make, **self._statements.named(keys))
         return np.array(found.scalars().all(), np.uint64)
-
-    def _named(self, keys: Keys | None) -> dict[str, Any]:
-        """The parameter `:keys`. A key that no database can hold is that of no item."""
-        return {} if keys is None else {"keys": self._statements.numbers(_numbers(keys))}
 
     def keep_indexes(self, selectors: Sequence[Selector]) -> None:
         self._indexes.need_selectors(self._transactions, selectors)
 
     # -- inserting ---------------------------------------------------------------------------------
     def insert(self, new: NewItems) -> Keys:
-        state, codec = self._state, self._codec
-        assert codec is not None
-        assert self._layout is not None
-        count = new.count
-        starts, per_item = _starts(new.per_item, count)
-        payload = codec.encode(new.rows, starts, per_item)
-        nbytes = item_bytes(codec.schema, new.rows, starts)
-        shared: list[Any] = [None] * count
-        if self._shared_codec is not None and new.shared is not None:
-            places = np.arange(count)
-            shared = self._shared_codec.encode(new.shared, places, np.ones(count, np.int64))
-            nbytes = nbytes + item_bytes(self._shared_codec.schema, new.shared, places)
-        keys = np.arange(count) + (self._base + state.counter)
-        values: dict[str, list[Any]] = {
-            "key": keys.tolist(),
-            "priority": self._priorities(new),
-            "times_sampled": [0] * count,
-            "inserted_at": [new.inserted_at] * count,
-            "rows": per_item.tolist(),
-            "nbytes": nbytes.tolist(),
-            "deliveries": [0] * count,
-            "width": [codec.width] * count,
-            "payload": payload,
-            "shared": shared,
-        }
-        self._indexes.need_fields(self._transactions, new.fields)
-        for name, value in new.fields.items():
-            values[self._columns[name].name] = self._field(name, value, count)
-        self._dialect.insert(self._transactions.connection, self._items, values)
-        state.counter += count
-        state.items += count
-        state.nbytes += int(nbytes.sum())
-        return keys.astype(np.uint64)
-
-    def _priorities(self, new: NewItems) -> list[float]:
-        given = new.priority
-        if given is None:
-            highest = new.default_priority
-            return [self.highest_priority() if highest < 0.0 else highest] * new.count
-        if (given != 1.0).any():
-            self._begin_priorities()
-        priorities: list[float] = np.broadcast_to(given, new.count).tolist()
-        return priorities
-
-    def _begin_priorities(self) -> None:
-        """From now on items differ in priority, and the highest is found through an index."""
-        if not self._state.prioritized:
-            self._state.prioritized = True
-            self._indexes.need_priorities(self._transactions)
-
-    def _field(self, name: str, value: FieldValue, count: int) -> list[Any]:
-        """A field's values as the database has them, None where absent."""
-        assert self._layout is not None
-        kind = self._layout.fields[name]
-        if not isinstance(value, np.ndarray):
-            return [to_text(value) if isinstance(value, str) else value] * count
-        plain = np.broadcast_to(value, count).tolist()
-        if kind == "str":
-            return [None if text is None else to_text(text) for text in plain]
-        absent = absent_of(name, kind)
-        if kind == "bool":
-            return [None if v == absent else bool(v) for v in plain]
-        return [None if v == absent or v != v else v for v in plain]
+        default = new.default_priority
+        if new.priority is None and default < 0.0:
+            default = self.highest_priority()
+        return self._writing.insert(new, *self._codecs(), default)
 
     def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
         return None
 
     # -- choosing ----------------------------------------------------------------------------------
-    def _codecs(self) -> tuple[Codec, Codec | None] | None:
-        return None if self._codec is None else (self._codec, self._shared_codec)
+    def _codecs(self) -> tuple[Codec, Codec | None]:
+        assert self._codec is not None
+        return self._codec, self._shared_codec
 
     def _chosen(self, rows: Sequence[Any], **more: Any) -> SqlChosen:
         return SqlChosen(rows, self._state.items, self._tags, self._codecs(), **more)
@@ -369,7 +307,7 @@ class SqlStorage:
         )
         if worn:
             chosen.worn = self._chosen([rows[key] for key in worn])
-            self._forget([rows[key] for key in worn])
+            self._leaving.forget([rows[key] for key in worn])
         return chosen
 
     def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> SqlChosen:
@@ -384,48 +322,18 @@ class SqlStorage:
             rows = [by_key[key] for key in drawn.keys]
             probability, weights = drawn.probability, drawn.weights
         if len(rows) < n:
-            raise Contended
+            if not self._transactions.alone:
+                raise Contended
+            raise StorageError(
+                f"{self._database.where} has {len(rows)} of {n} items that it has counted: "
+                f"{self._items.name} was changed from outside"
+            )
         chosen = self._chosen(rows, probability=probability, weights=weights, sampled=1)
         if hide:
-            self._hide(rows, chosen.keys)
+            self._leaving.hide_taken(rows, chosen.keys)
         else:
-            self._forget(rows)
+            self._leaving.forget(rows)
         return chosen
-
-    def _hide(self, rows: Sequence[Any], keys: Keys) -> None:
-        state = self._state
-
-        def make() -> Any:
-            values = {
-                "lease": sa.bindparam("as_lease", type_=sa.BigInteger()),
-                "times_sampled": self._items.c.times_sampled + 1,
-            }
-            return sa.update(self._items).where(self._statements.condition(KEYED)).values(values)
-
-        lease = self.leases.hiding(keys)
-        self._statements.run("hide", make, as_lease=lease, **self._named(keys))
-        state.hidden += len(rows)
-        state.hidden_nbytes += sum(row.nbytes for row in rows)
-
-    def _forget(self, rows: Sequence[Any]) -> None:
-        """Remove items whose rows are here."""
-        if rows:
-            numbers = self._statements.numbers([row.key for row in rows])
-            self._statements.run(
-                "forget",
-                lambda: sa.delete(self._items).where(self._statements.condition(KEYED)),
-                keys=numbers,
-            )
-            self._uncount(rows)
-
-    def _uncount(self, rows: Sequence[Any]) -> None:
-        """Items have gone, or will in this transaction."""
-        state = self._state
-        state.items -= len(rows)
-        state.nbytes -= sum(row.nbytes for row in rows)
-        hidden = [row.nbytes for row in rows if row.lease is not None]
-        state.hidden -= len(hidden)
-        state.hidden_nbytes -= sum(hidden)
 
     def evict(
         self, selector: Selector, n: int, nbytes: int, keep: bool
@@ -443,7 +351,7 @@ class SqlStorage:
                 rows = rows[: int(np.searchsorted(sums, excess)) + 1]
             if keep:
                 kept.append(self._chosen(rows))
-            self._forget(rows)
+            self._leaving.forget(rows)
             gone += len(rows)
             n = 0
         return gone, kept
@@ -463,19 +371,11 @@ class SqlStorage:
         if keep:
             rows = self._whole(keys)
             chosen = self._chosen(rows)
-            self._forget(rows)
+            self._leaving.forget(rows)
             return chosen
         if not keys.size:
             return Gone(keys)
-
-        def make() -> Any:
-            columns = [self._items.c[name] for name in MEASURED]
-            found = self._statements.condition(KEYED)
-            return sa.delete(self._items).where(found).returning(*columns)
-
-        gone = self._statements.run("remove", make, **self._named(keys)).all()
-        self._uncount(gone)
-        here = np.array([row.key for row in gone], np.uint64)
+        here = self._leaving.remove(keys)
         return Gone(keys if here.size == keys.size else keys[np.isin(keys, here)])
 
     def delete(self, keys: Keys, keep: bool) -> Chosen:
@@ -483,57 +383,23 @@ class SqlStorage:
 
     def _whole(self, keys: Keys) -> list[Any]:
         """The rows of the keys that are there, in their order."""
-        numbers = _numbers(keys)
+        numbers = numbers_of(keys)
         rows = self._choosing.fetch(numbers) if numbers else {}
         return [rows[key] for key in numbers if key in rows]
 
     def hide(self, keys: Keys) -> Keys:
-        if not keys.size:
-            return keys
-        wanted = Wanted(keyed=True)
-        return self._hidden_now("hide keys", wanted, None, **self._named(keys))
+        return self._leaving.hide_keys(keys) if keys.size else keys
 
     def hide_up_to(self, field: str, bound: int) -> Keys:
         self._indexes.need_selectors(self._transactions, [Smallest(field)])
-        return self._hidden_now(f"hide up to {field}", Wanted(), self._columns[field], bound=bound)
-
-    def _hidden_now(self, key: str, wanted: Wanted, bounded: Any, **parameters: Any) -> Keys:
-        items, state = self._items, self._state
-
-        def make() -> Any:
-            condition = self._statements.condition(wanted)
-            if bounded is not None:
-                bound = sa.bindparam("bound", type_=sa.BigInteger())
-                condition = sa.and_(condition, bounded <= bound)
-            update = sa.update(items).where(condition).values(lease=HIDDEN)
-            return update.returning(items.c.key, items.c.nbytes)
-
-        hidden = self._statements.run(key, make, **parameters).all()
-        state.hidden += len(hidden)
-        state.hidden_nbytes += sum(row.nbytes for row in hidden)
-        return np.sort(np.array([row.key for row in hidden], np.uint64))
+        return self._leaving.hide_up_to(field, bound)
 
     def show(self, keys: Keys, *, returned: bool) -> int:
-        items, state = self._items, self._state
-        if not keys.size:
-            return 0
-
-        def make() -> Any:
-            values: dict[str, Any] = {"lease": None}
-            if returned:
-                values["times_sampled"] = items.c.times_sampled - 1
-                values["deliveries"] = items.c.deliveries + 1
-            hidden = sa.and_(self._statements.condition(KEYED), items.c.lease.is_not(None))
-            return sa.update(items).where(hidden).values(values).returning(items.c.nbytes)
-
-        shown = self._statements.run(("show", returned), make, **self._named(keys)).all()
-        state.hidden -= len(shown)
-        state.hidden_nbytes -= sum(row.nbytes for row in shown)
-        return len(shown)
+        return self._leaving.show(keys, returned=returned) if keys.size else 0
 
     # -- reading and changing ----------------------------------------------------------------------
     def get(self, keys: Keys, columns: Sequence[str] | None) -> SqlChosen:
-        rows = self._choosing.fetch(_numbers(keys)) if keys.size else {}
+        rows = self._choosing.fetch(numbers_of(keys)) if keys.size else {}
         gone = [key for key in keys.tolist() if key not in rows]
         if gone:
             raise UnknownKey(
@@ -545,82 +411,14 @@ class SqlStorage:
         return chosen
 
     def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
-        found = np.isin(keys, self.find(keys, None, visible=False))
-        if not found.any():
-            return found
-        priority = fields.get("priority")
-        if priority is not None and (priority != 1.0).any():
-            self._begin_priorities()
-        self._indexes.need_fields(self._transactions, fields)
-        _, last = np.unique(keys[::-1], return_index=True)  # where one is named twice, the last
-        places = np.sort(keys.size - 1 - last)
-        places = places[found[places]]
-        same: dict[str, Any] = {}
-        own: dict[str, list[Any]] = {}
-        for name, value in fields.items():
-            column = self._columns[name].name
-            if isinstance(value, np.ndarray) and value.size == keys.size and keys.size > 1:
-                own[column] = self._plain(name, value[places])
-            else:
-                same[column] = self._plain(name, value)[0]
-        numbers = keys[places].astype(np.int64).tolist()
-        if same:
-            self._update_alike(numbers, same)
-        if own:
-            self._dialect.update(self._transactions.connection, self._items, numbers, own)
+        found: NDArray[np.bool_] = np.isin(keys, self.find(keys, None, visible=False))
+        if found.any():
+            self._writing.update(keys, found, fields)
         return found
 
-    def _update_alike(self, numbers: list[int], values: Mapping[str, Any]) -> None:
-        """Give all items the same values."""
-
-        def make() -> Any:
-            columns = self._items.c
-            given = {n: sa.bindparam(f"as_{n}", type_=columns[n].type) for n in values}
-            return sa.update(self._items).where(self._statements.condition(KEYED)).values(given)
-
-        given = {f"as_{name}": value for name, value in values.items()}
-        keys = self._statements.numbers(numbers)
-        self._statements.run(("update", tuple(values)), make, keys=keys, **given)
-
-    def _plain(self, name: str, value: Any) -> list[Any]:
-        if name == "priority":
-            return [float(one) for one in np.atleast_1d(value)]
-        return self._field(name, value, np.size(value))
-
     def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32], payload: Ints) -> None:
-        codec, state = self._codec, self._state
-        assert codec is not None
-        starts, counts = _starts(per_item, keys.size)
-        numbers = keys.astype(np.int64).tolist()
-
-        def make() -> Any:
-            columns = [self._items.c[name] for name in MEASURED]
-            return sa.select(*columns).where(self._statements.condition(KEYED))
-
-        found = self._statements.run("measure", make, **self._named(keys))
-        before = {row.key: row for row in found}
-        more = dict(zip(numbers, payload.tolist(), strict=True))
-        values = {
-            "payload": codec.encode(rows, starts, counts),
-            "width": [codec.width] * keys.size,
-            "rows": counts.tolist(),
-            "nbytes": [before[key].nbytes + more[key] for key in numbers],
-        }
-        self._dialect.update(self._transactions.connection, self._items, numbers, values)
-        state.nbytes += int(payload.sum())
-        state.hidden_nbytes += sum(more[key] for key in numbers if before[key].lease is not None)
+        self._writing.amend(keys, rows, per_item, payload, self._codecs()[0])
 
 
 def _wanted(where: Where | None, *, visible: bool = True, keyed: bool = False) -> Wanted:
     return Wanted(None if where is None else where.query, visible, keyed)
-
-
-def _numbers(keys: Keys) -> list[int]:
-    """Keys as a database has them; those that are too large are of no item."""
-    return [key for key in keys.tolist() if key < 1 << 63]
-
-
-def _starts(per_item: NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
-    """Where the rows of each item begin, and how many they are."""
-    counts = np.broadcast_to(per_item, count).astype(np.int64)
-    return np.cumsum(counts) - counts, counts
