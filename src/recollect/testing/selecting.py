@@ -59,7 +59,7 @@ class SelectorTests(StorageTests):
     @pytest.mark.parametrize("kind", KINDS)
     def test_samplers_work_with_every_query(self, kind: str) -> None:
         pair = self.pair(partition_by=("task", "status"))
-        for place in self.each(pair, KINDS[kind], 40):
+        for place in self.each(pair, KINDS[kind], 30):
             for turn, case in enumerate(QUERIES[place % self.every :: self.every]):
                 pair.say(f"  where {case}")
                 pair.count(case.query, case.holds)
@@ -236,7 +236,7 @@ class SelectorTests(StorageTests):
             sorted({round(0.75 / 11, 6), round(0.25 + 0.75 / 11, 6)})
         )
 
-    @pytest.mark.parametrize("sampler", [CHANCES[0], CHANCES[1], CHANCES[-1], MIXTURES[3]], ids=str)
+    @pytest.mark.parametrize("sampler", [CHANCES[-1], MIXTURES[3]], ids=str)
     def test_the_same_seed_makes_the_same_draws(self, sampler: rc.Selector) -> None:
         results = []
         for seed in (5, 5, 6):
