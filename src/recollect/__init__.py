@@ -4,9 +4,9 @@
 >>> table = rc.Table("replay", capacity=100_000, sampler=rc.Prioritized())
 """
 
+import typing as _typing
 from importlib.metadata import PackageNotFoundError as _NotInstalled
 from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
 
 from recollect import errors
 from recollect.arrow import ArrowBatch
@@ -73,7 +73,7 @@ from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from recollect.storage.sql import SqlStorage
 
 try:
@@ -155,7 +155,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     """Import what needs an optional package when it is first asked for."""
     if name == "SqlStorage":
         from recollect.storage.sql import SqlStorage

@@ -9,6 +9,7 @@ and says so.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import weakref
@@ -37,6 +38,7 @@ class Database:
         self._engine = self.dialect.engine(self.url)
         self._held: list[sa.Connection] = []  # none, or one
         self._process = os.getpid()
+        self._away = -math.inf  # when we last gave up on the server
         self._end = weakref.finalize(self, _close, self._held, self._process)
 
     @property
@@ -70,13 +72,20 @@ class Database:
             try:
                 connection = self._connect()
                 connection.begin()
-                return first(connection)
+                result = first(connection)
+                self._away = -math.inf
+                return result
             except DBAPIError as error:
                 locked = _is_locked(error)
                 self.rollback(lost=not locked)
                 passing = locked or _is_lost(error)
+                now = time.monotonic()
                 patience = LOCKED_PATIENCE if locked else self.patience
-                if not passing or time.monotonic() - began > patience:
+                if now - self._away < LONGEST:  # somebody waited in vain just now
+                    patience = 0.0
+                if not passing or now - began > patience:
+                    if not locked:
+                        self._away = now
                     raise self.translated(error) from error
             except BaseException:
                 self.rollback()

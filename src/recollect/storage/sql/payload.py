@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recollect.arrow import Parts, _arrow_array, _decoded, taken_apart
 from recollect.columns import ColumnData, Mask, cleared
 from recollect.dtypes import stored_type
-from recollect.errors import InvalidValue, SchemaError
+from recollect.errors import SchemaError, StorageError
 from recollect.ragged import Ragged
 from recollect.schema import Column, Rows, Schema
 from recollect.storage.rows import Allocate
@@ -53,7 +53,7 @@ class Codec:
             for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
         ]
         if items and max(map(len, items)) > LARGEST:
-            raise InvalidValue(
+            raise StorageError(
                 f"an item of {max(map(len, items))} bytes does not fit into a database, which "
                 f"takes {LARGEST}; make items of fewer rows"
             )

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from recollect.errors import StorageError
 from recollect.storage.base import Tallies
 from recollect.storage.sql.dialects import Dialect
 from recollect.storage.sql.tables import tables
@@ -77,7 +78,9 @@ def reading(dialect: Dialect, *, alone: bool) -> Any:
 
 
 def read(connection: sa.Connection, query: Any, number: int) -> State:
-    row = connection.execute(query, {"number": number}).mappings().one()
+    row = connection.execute(query, {"number": number}).mappings().one_or_none()
+    if row is None:
+        raise StorageError("the table was removed from its database; make it anew")
     return State(**{**row, "removed": json.loads(row["removed"])})
 
 
