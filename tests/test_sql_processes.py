@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -231,3 +234,31 @@ def test_a_request_is_known_to_every_process(postgres: PostgresServer) -> None:
     assert len(one) == 3
     one.close()
     other.close()
+
+
+FORKED = """
+import os, sys
+from sql_workers import table
+
+jobs = table(sys.argv[1])
+jobs.insert({"x": [1]})
+child = os.fork()
+jobs.insert({"x": [2 if child else 3]})
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+jobs.insert({"x": [4]})
+assert sorted(jobs.take(4)["x"].tolist()) == [1, 2, 3, 4]
+jobs.close()
+"""
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_child_has_a_connection_of_its_own(
+    database: str, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    url = postgres.schema() if database == "postgres" else f"sqlite:///{tmp_path}/t.db"
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    subprocess.run(
+        [sys.executable, "-c", FORKED, url], check=True, env={**os.environ, "PYTHONPATH": path}
+    )

@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 
 PATIENCE = 10.0  # seconds in which a server may come back before a call gives up
 LOCKED_PATIENCE = 120.0  # seconds in which another process may finish what it does with SQLite
+_INHERITED: list[sa.Connection] = []  # kept, because closing them would end those of the parent
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two attempts
 
 
@@ -95,6 +96,7 @@ class Database:
 
     def _connect(self) -> sa.Connection:
         if self._process != os.getpid():  # a child has its parent's connection, and must not use it
+            _INHERITED.extend(self._held)
             self._held.clear()
             self._engine.dispose(close=False)
             self._process = os.getpid()

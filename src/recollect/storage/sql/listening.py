@@ -41,7 +41,7 @@ class Listener:
         self._reader, self._writer = os.pipe()
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="recollect-listen", daemon=True)
-        self._end = weakref.finalize(self, os.close, self._writer)
+        self._end = weakref.finalize(self, _end, self._writer)
         self._thread.start()
 
     def wait(self) -> None:
@@ -96,6 +96,12 @@ class Listener:
         readers = [self._reader] if other is None else [self._reader, other]
         found = select.select(readers, [], [], seconds)[0]
         return self._reader not in found
+
+
+def _end(writer: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(writer, b"\n")  # a child may have the pipe too, and then closing is not seen
+    os.close(writer)
 
 
 class PostgresListener(Listener):
