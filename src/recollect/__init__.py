@@ -4,6 +4,7 @@
 >>> table = rc.Table("replay", capacity=100_000, sampler=rc.Prioritized())
 """
 
+import typing as _typing
 from importlib.metadata import PackageNotFoundError as _NotInstalled
 from importlib.metadata import version as _version
 
@@ -32,6 +33,8 @@ from recollect.errors import (
     RecollectError,
     SchemaError,
     SnapshotError,
+    StorageError,
+    StorageUnavailable,
     TableClosed,
     UnknownKey,
     WaitTimeout,
@@ -65,9 +68,13 @@ from recollect.selectors import (
     StalestFirst,
     Uniform,
 )
+from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
+
+if _typing.TYPE_CHECKING:
+    from recollect.storage.sql import SqlStorage
 
 try:
     __version__ = _version("recollect")
@@ -86,6 +93,7 @@ __all__ = [
     "Event",
     "Fifo",
     "Follower",
+    "FrameStorage",
     "FreshestFirst",
     "Group",
     "Groups",
@@ -123,10 +131,13 @@ __all__ = [
     "Selector",
     "Smallest",
     "SnapshotError",
+    "SqlStorage",
     "Stack",
     "Staleness",
     "StalestFirst",
     "Status",
+    "StorageError",
+    "StorageUnavailable",
     "Store",
     "SystemClock",
     "Table",
@@ -142,3 +153,12 @@ __all__ = [
     "mix",
     "parse",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Import what needs an optional package when it is first asked for."""
+    if name == "SqlStorage":
+        from recollect.storage.sql import SqlStorage
+
+        return SqlStorage
+    raise AttributeError(f"module 'recollect' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from recollect.errors import InvalidValue, shown
 from recollect.query import as_query, field
 from recollect.ragged import Ragged
 from recollect.rollouts.accounts import Accounts
+from recollect.rollouts.adopting import adopt
 from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.direct import Direct, Known
 from recollect.rollouts.encoding import (
@@ -128,6 +129,7 @@ class Core:
         self._names = (self.table._schema, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
+        adopt(self)
 
     @property
     def storage(self) -> Storage:
@@ -534,5 +536,5 @@ class Core:
 
     def close(self) -> None:
         with self.table._transaction():
-            self.table.close()
             self.events.close()
+        self.table.close()  # without the lock: it may be that of a connection, which goes now

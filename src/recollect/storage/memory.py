@@ -138,7 +138,7 @@ class MemoryStorage:
     def highest_priority(self) -> float:
         return self._items.highest_priority()
 
-    def available(self, where: Where | None) -> tuple[int, int]:
+    def available(self, where: Where | None, most: int | None = None) -> tuple[int, int]:
         if where is None:
             now = self._items.now
             return now[layout.LIVE] - now[layout.HIDDEN], now[layout.SAMPLED]
