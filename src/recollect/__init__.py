@@ -5,8 +5,6 @@
 """
 
 import typing as _typing
-from importlib.metadata import PackageNotFoundError as _NotInstalled
-from importlib.metadata import version as _version
 
 from recollect import errors
 from recollect.arrow import ArrowBatch
@@ -76,10 +74,7 @@ from recollect.table import Table
 if _typing.TYPE_CHECKING:
     from recollect.storage.sql import SqlStorage
 
-try:
-    __version__ = _version("recollect")
-except _NotInstalled:  # pragma: no cover - imported from a folder that was never installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = [
     "Amended",
@@ -156,9 +151,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _typing.Any:
-    """Import what needs an optional package when it is first asked for."""
+    """Import what is heavy, or needs an optional package, when it is first asked for."""
     if name == "SqlStorage":
         from recollect.storage.sql import SqlStorage
 
         return SqlStorage
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("recollect")
+        except metadata.PackageNotFoundError:  # imported from a folder that was never installed
+            return "0+unknown"
     raise AttributeError(f"module 'recollect' has no attribute {name!r}")

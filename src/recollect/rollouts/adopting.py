@@ -26,13 +26,13 @@ class _NoBlobs(dict[str, bytes]):
 
 def adopt(core: Core) -> None:
     """Know the groups that are in the storage from before."""
-    from recollect.rollouts.persistence import _restore_own
+    from recollect.rollouts.persistence import restore_own
 
     with core.table._transaction():
         if not len(core.storage):
             return
         own = {"train_step": core.train_step, "promised": {}, "accounts": core.accounts.state()}
-        _restore_own(core, own, _NoBlobs())
+        restore_own(core, own, _NoBlobs())
         for entry in core.entries.values():
             if not entry.trained:
                 core.accounts[entry.task].put += 1
