@@ -184,6 +184,8 @@ class Core:
             or self.capacity_bytes is not None
         ):
             return None
+        if self.space.is_tight():
+            expire_due(self)
         if self.capacity is not None and len(self.storage) >= self.capacity:
             if not self._drops_simply():
                 return None
