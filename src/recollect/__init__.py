@@ -162,3 +162,7 @@ def __getattr__(name: str) -> _typing.Any:
 
         return SqlStorage
     raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
