@@ -43,13 +43,14 @@ def read_log(path: Path) -> list[list[str]]:
 
 
 def work(url: str, folder: Path, number: int) -> None:
-    """Put numbered items, and take, confirm or give back whatever comes, forever."""
+    """Put numbered items, and take, confirm or give back whatever comes, until the test ends."""
     path = folder / f"worker-{number}.log"
     put = [int(line[1]) for line in read_log(path) if line[0] == "put"]
     serial = max(put, default=-1) + 1
     log, jobs = Log(path), table(url)
     random = np.random.default_rng(os.getpid())
-    while True:
+    nurse = os.getppid()
+    while os.getppid() == nurse:
         x = np.arange(PUT) + 1_000_000 * number + PUT * serial
         log.say("trying", serial)
         jobs.insert({"x": x}, request=(f"worker {number}", serial))
@@ -91,7 +92,11 @@ class Crew:
         self.workers[number] = int(self._nursery.stdout.readline())
 
     def kill(self, number: int) -> None:
-        os.kill(self.workers.pop(number), signal.SIGKILL)
+        try:
+            os.kill(self.workers.pop(number), signal.SIGKILL)
+        except ProcessLookupError:
+            log = read_log(self.folder / f"worker-{number}.log")
+            raise AssertionError(f"worker {number} ended by itself: {log[-1]}") from None
 
     def close(self) -> None:
         for number in list(self.workers):

@@ -11,6 +11,7 @@ import pytest
 
 import recollect as rc
 from recollect.storage import frame_items, rows
+from recollect.storage.base import Layout
 from recollect.testing.lives import live
 
 TAGS = {"score": float, "level": int, "hard": bool, "kind": str}
@@ -81,6 +82,11 @@ def test_a_storage_serves_one_table() -> None:
     _, storage = made()
     with pytest.raises(rc.InvalidValue, match="make one per table"):
         rc.Table("other", capacity=3, storage=storage)
+
+
+def test_a_journal_is_refused() -> None:
+    with pytest.raises(rc.InvalidValue, match=r"journal: .* use rc.MemoryStorage"):
+        rc.FrameStorage().open(Layout("t", 10, {}, journaled=True))
 
 
 def test_configuration_names_it() -> None:

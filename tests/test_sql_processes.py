@@ -95,7 +95,7 @@ def test_killed_processes_lose_nothing(postgres: PostgresServer, tmp_path: Path)
 def test_processes_that_are_killed_for_minutes_lose_nothing(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
-    kill_at_random(postgres.schema(), tmp_path, workers=8, kills=500)
+    kill_at_random(postgres.schema(), tmp_path, workers=8, kills=150)
 
 
 def test_processes_share_a_sqlite_file(tmp_path: Path) -> None:

@@ -366,6 +366,32 @@ def test_what_breaks_in_the_middle_has_not_happened(
     table.close()
 
 
+def test_a_call_that_is_interrupted_has_not_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened("sqlite://", capacity=2)
+    table.insert({"x": [1, 2]})
+
+    def interrupt(*_given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dialects.Sqlite, "insert", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.insert({"x": [3]})
+    assert table.take(2)["x"].tolist() == [1, 2]
+
+
+def test_a_table_that_was_dropped_says_so(url: str) -> None:
+    with opened(url) as table:
+        table.insert({"x": [1]})
+        engine = sa.create_engine(
+            url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+        )
+        with engine.begin() as connection:
+            connection.execute(sa.delete(tables.tables))
+        with pytest.raises(rc.StorageError, match="removed from its database"):
+            table.count()
+
+
 def test_columns_that_a_failed_insert_fixed_are_not_fixed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -164,3 +164,7 @@ def __getattr__(name: str) -> _typing.Any:
         except metadata.PackageNotFoundError:  # imported from a folder that was never installed
             return "0+unknown"
     raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

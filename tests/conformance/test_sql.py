@@ -19,7 +19,7 @@ SERIAL = itertools.count(1)
 
 
 class SqlConformance(StorageConformance):
-    lives = 3
+    lives = 4
     steps = 30
     draws = 1000
     every = 12
@@ -49,9 +49,9 @@ class TestPostgres(SqlConformance):
 
 @pytest.mark.soak
 class TestSqliteThoroughly(TestSqliteFile):
-    lives, steps, draws, every = 60, 60, 4000, 1
+    lives, steps, draws, every = 40, 50, 4000, 1
 
 
 @pytest.mark.soak
 class TestPostgresThoroughly(TestPostgres):
-    lives, steps, draws, every = 60, 60, 4000, 1
+    lives, steps, draws, every = 40, 50, 4000, 1

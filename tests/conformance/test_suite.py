@@ -65,7 +65,7 @@ MUTANTS = {
     TakesTheLastFirst: "test_a_lease_hides_counts_and_comes_back",
     EvictsAnything: "test_a_small_table_that_is_always_full_does_too",
     IgnoresQueries: "test_uniform_draws_every_item_equally",
-    CountsTheHidden: "test_a_table_does_what_a_plain_list_does",
+    CountsTheHidden: "test_a_lease_hides_counts_and_comes_back",
     ForgetsDeliveries: "test_leases_are_confirmed_given_back_and_lapse",
     DrawsUniformly: "test_updates_and_removals_change_the_weights",
     UpdatesTheFirstOnly: "test_an_update_says_which_keys_were_there",

@@ -61,6 +61,8 @@ class FrameStorage:
             raise InvalidValue(
                 f"storage: this one belongs to table {self._layout.name!r}; make one per table"
             )
+        if layout.journaled:
+            raise InvalidValue("journal: a table in a frame has none; use rc.MemoryStorage()")
         self._layout = layout
         self._kernels = load()
         self._items = ItemFrame(layout.fields)

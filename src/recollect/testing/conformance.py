@@ -20,8 +20,9 @@ class StorageConformance(SelectorTests, QueryTests, TableTests, PayloadTests, Ro
                 return MyStorage(self.folder / f"{uuid4()}.db")
 
     Attributes:
-        lives: How many random lives of a table are compared with a plain list, at 20; more
-            find more, and a storage that takes milliseconds for a call may want fewer.
+        lives: How many random lives of a table are compared with a plain list, at 20 and at
+            least 4; more find more, and a storage that takes milliseconds for a call may want
+            fewer.
         steps: How many calls there are in each of them, at 50.
         draws: How often items are drawn where frequencies are tested, at 4000.
         every: 1 tries every sampler with every query and every remover; n tries every n-th of

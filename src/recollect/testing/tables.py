@@ -13,16 +13,19 @@ import recollect as rc
 from recollect.testing.base import LONG, StorageTests
 from recollect.testing.lives import live
 
+BLOCKS = 4  # of random lives
+
 
 class TableTests(StorageTests):
     """Life cycles of tables."""
 
-    def test_a_table_does_what_a_plain_list_does(self) -> None:
-        for seed in range(self.lives):
+    @pytest.mark.parametrize("block", range(BLOCKS))
+    def test_a_table_does_what_a_plain_list_does(self, block: int) -> None:
+        for seed in range(block, self.lives, BLOCKS):
             live(seed, self.steps, self.new_storage())
 
     def test_a_small_table_that_is_always_full_does_too(self) -> None:
-        for seed in range(500, 500 + self.lives // 2):
+        for seed in range(500, 500 + self.lives // BLOCKS):
             live(seed, self.steps, self.new_storage(), (1, 2, 3))
 
     # -- capacity ---------------------------------------------------------------------------------
@@ -98,6 +101,8 @@ class TableTests(StorageTests):
         assert batch.info.deliveries.tolist() == [1, 1]
         assert (len(table), table.stats()["leased"], table.count()) == (4, 2, 4)
         assert table.sample(2, replace=False)["x"].tolist() == [2, 3]
+        with pytest.raises(rc.WaitTimeout, match="has 2"):
+            table.sample(3, timeout=0)
         with pytest.raises(rc.WaitTimeout):
             table.insert({"x": [9, 9, 9]}, timeout=0)
         assert table.delete(keys=batch.info.keys) == 0

@@ -124,7 +124,7 @@ class Database:
             return
         connection = self._held[0]
         with contextlib.suppress(Exception):
-            if not lost:
+            if not lost or self.in_memory:
                 connection.rollback()
         if (lost or connection.invalidated) and not self.in_memory:
             self.close()

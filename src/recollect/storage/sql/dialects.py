@@ -80,10 +80,6 @@ class Dialect:
         """A column in an index for an order from the largest value, absent ones last."""
         return column.desc()
 
-    def begin(self, connection: sa.Connection) -> None:
-        """Begin a transaction, and make sure that there is one."""
-        connection.begin()
-
     def now(self) -> Any:
         """The server's time, None where it is this machine's."""
         return None

@@ -105,7 +105,7 @@ class Transactions:
             return self.state.server_time  # machines disagree, the server does not
         return clock.time()
 
-    def exit(self, kind: type[BaseException] | None, error: BaseException | None) -> None:
+    def exit(self, error: BaseException | None) -> None:
         self._depth -= 1
         try:
             if self._depth == 0:
@@ -115,34 +115,31 @@ class Transactions:
 
     def _end(self, error: BaseException | None) -> None:
         """Commit, unless it failed. Errors of ours are raised before anything has changed."""
-        try:
-            harmless = isinstance(error, RecollectError) and not isinstance(error, StorageError)
-            if error is None or harmless:
+        harmless = isinstance(error, RecollectError) and not isinstance(error, StorageError)
+        if error is None or harmless:
+            try:
                 self._flush()
                 self.database.commit()
-                error = None
-        except DBAPIError as failed:
-            error = failed
-            raise self._dropped(failed) from failed
-        except BaseException as failed:
-            error = failed
-            self._dropped(failed)
-            raise
-        if isinstance(error, DBAPIError):
-            raise self._dropped(error) from error
-        if error is not None:
-            self._dropped(error)
-        elif self.sharing is not None:
-            self.sharing.committed()
+            except BaseException as failed:
+                self._drop(failed)
+                raise
+            if self.sharing is not None:
+                self.sharing.committed()
+        else:
+            self._drop(error)
 
-    def _dropped(self, error: BaseException) -> Exception:
-        lost = isinstance(error, DBAPIError) and _is_lost(error)
-        self.database.rollback(lost=lost or not isinstance(error, Exception))
+    def _drop(self, error: BaseException) -> None:
+        """It came to nothing. What the database raised is said in our own words."""
+        lost = not isinstance(error, Exception)  # interrupted, who knows where
+        if isinstance(error, DBAPIError):
+            lost = _is_lost(error)
+        self.database.rollback(lost=lost)
         for forget in self.undone:
             forget()
         if self.sharing is not None:
             self.sharing.dropped()
-        return self.database.translated(error) if isinstance(error, DBAPIError) else Exception()
+        if isinstance(error, DBAPIError):
+            raise self.database.translated(error) from error
 
     def _flush(self) -> None:
         if self.sharing is None:
@@ -174,8 +171,8 @@ class _Turn(AbstractContextManager[Any]):
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        _kind: type[BaseException] | None,
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        self._transactions.exit(kind, error)
+        self._transactions.exit(error)
