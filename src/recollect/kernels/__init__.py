@@ -32,6 +32,11 @@ def load_tokens() -> Any:
     return _loaded.get("tokens") or _load("tokens", _tokens)
 
 
+def load_dealing() -> Any:
+    """The same for the kernel that deals saved shards out to new ones."""
+    return _loaded.get("dealing") or _load("dealing", _dealing)
+
+
 def _tables() -> Any:
     from recollect.kernels import items, rows
 
@@ -54,6 +59,12 @@ def _tokens() -> Any:
     from recollect.kernels import rows, tokens
 
     return SimpleNamespace(rows=rows, tokens=tokens)
+
+
+def _dealing() -> Any:
+    from recollect.kernels import dealing, rows
+
+    return SimpleNamespace(rows=rows, deal=dealing.deal)
 
 
 def _load(family: str, make: Callable[[], Any]) -> Any:
