@@ -1,4 +1,4 @@
-"""The plan by which M saved shards become N: compared with a slow one, and with what it promises."""
+"""The plan by which M saved shards become N, beside a slow one and what it promises."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_a_rank_reads_few_sources_and_all_ages_of_them() -> None:
     plan = Plan(streams[:3], 3, 2)
     middle = plan.shard(0).places[plan.shard(0).streams == 1]
     assert middle.size == 500
-    assert middle.min() < 5 and middle.max() > 994
+    assert middle.min() < 5
+    assert middle.max() > 994
 
 
 @pytest.mark.parametrize("seed", ["0", "77"])
@@ -168,7 +169,6 @@ def test_new_origins_are_of_nobody_else() -> None:
     found = fresh_origins(used, 9)
     assert len(set(found)) == 9
     assert not set(found) & used
-    assert found == fresh_origins(set(sorted(used, reverse=True)), 9)
 
 
 def test_streams_keep_their_lanes_where_each_has_one() -> None:

@@ -90,9 +90,9 @@ def by_age(streams: Sequence[Stream]) -> Units:
         places.append(np.arange(sizes.size))
     if not ages:
         return Units(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    number, place = np.concatenate(numbers), np.concatenate(places)
-    order = np.lexsort((place, number, np.concatenate(ages)))
-    return Units(number[order], place[order])
+    of, place = np.concatenate(numbers), np.concatenate(places)
+    order = np.lexsort([place, of, np.concatenate(ages)])
+    return Units(of[order], place[order])
 
 
 def deal(sizes: Ints, counts: Ints, shards: int) -> Ints:
@@ -164,7 +164,7 @@ def fresh_origins(used: set[int], shards: int) -> list[int]:
 def seed_words(states: Sequence[Sequence[int]], shards: int, shard: int) -> NDArray[np.uint64]:
     """Random state for a new shard: another for each, and made from all that was saved."""
     words = [shards, shard, *(part for state in states for word in state for part in _halves(word))]
-    return np.random.SeedSequence(words).generate_state(4, np.uint64)
+    return np.random.SeedSequence(words).generate_state(4, np.uint64).astype(np.uint64)
 
 
 def _halves(word: int) -> tuple[int, int]:

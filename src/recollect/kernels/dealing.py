@@ -35,7 +35,7 @@ def deal(sizes, bounds, shards, targets):
         given[first : last + 1] = 0
         for unit in range(bounds[source], bounds[source + 1]):
             size = sizes[unit]
-            best, least = np.int64(-1), np.inf
+            best, least = -1, np.inf
             for shard in range(first, last + 1):
                 if shards * (load[shard] + size) > total:
                     continue
