@@ -11,6 +11,9 @@ from recollect.table import Table
 if TYPE_CHECKING:
     from os import PathLike
 
+    from recollect.durability.reading import Loaded
+    from recollect.durability.snapshot import SavedSnapshot
+
 
 class Store(Mapping[str, Table]):
     """Tables by name, which are checkpointed and served together.
@@ -54,32 +57,69 @@ class Store(Mapping[str, Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def save(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        files: Mapping[str, Any] | None = None,
+        keep_last: int | None = None,
+        compression: str | None = None,
+        progress: bool | None = None,
+    ) -> SavedSnapshot:
         """Write a snapshot of all tables, captured at one moment, to a folder.
 
-        Tables with `checkpoint=False` are left out. `progress` shows a bar; None does so for long
-        work on a terminal.
+        What the last snapshot of these tables has on disk is linked and not written again. The
+        tables go on meanwhile. Tables with `checkpoint=False` are left out.
+
+        Args:
+            path: The snapshot's folder; a snapshot that is there is replaced.
+            step: The training step that it belongs to.
+            files: More files that commit with it, such as a model's: by name, a file to copy,
+                bytes, or a call that is given a path to write to.
+            keep_last: Remove all but so many snapshots of this store in the parent folder.
+            compression: Of rows: None, "lz4" or "zstd".
+            progress: Whether to show a bar; None does so for long work on a terminal.
 
         >>> import tempfile
         >>> import recollect as rc
         >>> store = rc.Store([rc.Table("train", capacity=10)])
         >>> keys = store["train"].insert({"x": [1, 2]})
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store.save(f"{folder}/step-100")
+        ...     _ = store.save(f"{folder}/step-100", step=100)
         ...     resumed = rc.Store([rc.Table("train", capacity=10)])
-        ...     resumed.load(f"{folder}/step-100")
+        ...     resumed.load(folder).step
+        100
         >>> resumed["train"].get(keys)["x"]
         array([1, 2])
         """
-        from recollect.durability.snapshot import save
+        from recollect.durability.snapshot import save_snapshot
 
-        save(self._tables, path, progress)
+        return save_snapshot(
+            path, self._tables, step=step, others=files, keep_last=keep_last,
+            compression=compression, progress=progress,
+        )  # fmt: skip
 
-    def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
-        """Put a snapshot into these tables, which must be empty: keys, order, counters, draws."""
-        from recollect.durability.snapshot import load
+    def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        progress: bool | None = None,
+    ) -> Loaded:
+        """Put a snapshot into these tables: keys, order, counters, draws.
 
-        load(self._tables, path, progress)
+        The tables must be empty; journaled ones are rewound. Where a table is smaller than it was,
+        its remover evicts what does not fit; `evicted` of the result says how many.
+
+        Args:
+            path: A snapshot's folder, or a folder of snapshots: the latest of them, or `step`'s.
+            step: The training step to go back to.
+            progress: Whether to show a bar; None does so for long work on a terminal.
+        """
+        from recollect.durability.reading import load_snapshot
+
+        return load_snapshot(path, self._tables, step=step, progress=progress)
 
     def close(self) -> None:
         """Close every table."""

@@ -508,6 +508,15 @@ def arrange(items, table, slots, n, verb, mask, work):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
+@kernel("void(ints, int64, int32[::1])", nogil=True)
+def list_free(links, first, free):
+    """List the free slots in the order of their links, from a copy of the records' first words."""
+    slot = first
+    for place in range(free.size):
+        free[place] = slot
+        slot = links[slot] & 0xFFFFFFFF
+
+
 @kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
 def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
     """Let n new items of one row take the slots of the first n of an order.

@@ -46,6 +46,7 @@ A_PARTITION_SAMPLED = 43  # int64 by partition: sum of times_sampled over visibl
 A_PARTITION_VISIBLE = 38  # int64 by partition: items that are not hidden
 A_VERSION = 44  # int64 by slot, -1 where there is none
 A_DELIVERIES = 45  # int32 by slot: how often a lease brought it back
+A_REVISION = 46  # int32 by slot: how often its rows were stored again; kernels do not use it
 ITEMS_BLOCK = 48
 
 # an item's record; the last word holds two numbers

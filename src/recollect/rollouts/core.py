@@ -8,7 +8,7 @@ all of it. `buffer.py` and `blocking.py` are the two faces that run the verbs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,9 @@ from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.fields import parse_tags
 from recollect.table import LARGEST_CAPACITY, Table, WhereLike, _Insert
 from recollect.waiting import Blocked
+
+if TYPE_CHECKING:
+    from recollect.rollouts.persistence import RolloutMember
 
 Keys = NDArray[np.uint64]
 
@@ -435,6 +438,12 @@ class Core:
                 "promised": dict(self.space.promised),
                 "claimed": self.stages.claimed,
             }
+
+    def _member(self) -> RolloutMember:
+        """What snapshots ask for."""
+        from recollect.rollouts.persistence import RolloutMember
+
+        return RolloutMember(self)
 
     def close(self) -> None:
         with self.table._transaction():

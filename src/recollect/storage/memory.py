@@ -56,6 +56,14 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._layout: Layout | None = None
+        self.saving = threading.Lock()  # held by whoever writes a snapshot
+        self.ledger: Any = None  # what of this storage is in which files (`durability.ledger`)
+
+    def reset(self) -> None:
+        """Begin anew, as when it was opened; under the lock."""
+        layout_, self._layout, self.ledger = self._layout, None, None
+        assert layout_ is not None
+        self.open(layout_)
 
     def open(self, layout_: Layout) -> None:
         if self._layout is not None:
@@ -214,8 +222,9 @@ class MemoryStorage:
             items.block, count, locations, new.per_item, payload, priority, partitions,
             new.inserted_at, keys, slots,
         )  # fmt: skip
-        if items.fields or new.fields or layout.A_DELIVERIES in items.owned:
+        if not items.plain or new.fields:
             items.write_new(slots, new.fields)
+            items.number_new(slots)
         if shared_locations is not None:
             if shared_locations.size != count:
                 shared_locations = shared_locations[0] + np.arange(count)
@@ -632,6 +641,8 @@ class MemoryStorage:
             items.keep(layout.A_ROWS)
             items.owned[layout.A_ROWS][slots] = per_item
             items.block[layout.ROWS] += int(per_item.sum() - before.sum())
+        items.keep(layout.A_REVISION)
+        items.owned[layout.A_REVISION][slots] += 1
         items.owned[layout.A_NBYTES][slots] += payload
         items.block[layout.PAYLOAD] += int(payload.sum())
         leased = items.state[slots] == layout.LEASED
