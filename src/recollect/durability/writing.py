@@ -105,7 +105,8 @@ class TableWriter:
     def _add(self, captured: Capture, planned: Plan) -> list[Segment]:
         """Write the rows that no kept segment has, in segments of about one size."""
         added: list[Segment] = []
-        for number, slots in enumerate(parts(captured, planned.fresh, planned.target)):
+        for number, run in enumerate(parts(captured, planned.fresh, planned.target)):
+            slots = captured.arranged(run)
             rows = SegmentWriter(*self._at("rows", number), self._compression)
             shared = SegmentWriter(*self._at("shared", number), self._compression)
             count = 0

@@ -10,7 +10,8 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,11 @@ from recollect.replay.store import StepStore
 from recollect.schema import Column, Schema
 from recollect.selectors import Selector, Uniform
 from recollect.waiting import Blocked, Gate
+
+if TYPE_CHECKING:
+    from recollect.durability.reading import Loaded
+    from recollect.durability.snapshot import SavedSnapshot
+    from recollect.replay.persistence import StepsMember
 
 Keys = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -143,6 +149,8 @@ class ReplayBuffer(Batched):
             self._incoming, limiter, self.n_step, self.gamma,
         )  # fmt: skip
         self._lock = threading.RLock()
+        self._saving = threading.Lock()  # held by whoever writes a snapshot
+        self._ledger: Any = None  # what of this buffer is in which files
         self._closed = False
         self._clock: Clock = SystemClock() if clock is None else clock
         self._gate = Gate(
@@ -616,6 +624,62 @@ class ReplayBuffer(Batched):
         with self._lock:
             self._enter()
             self._gate.departures.changed(self._store.clear())
+
+    # -- saving -----------------------------------------------------------------------------------
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        files: Mapping[str, Any] | None = None,
+        keep_last: int | None = None,
+        compression: str | None = None,
+        progress: bool | None = None,
+    ) -> SavedSnapshot:
+        """Write a snapshot to a folder, all of it or nothing; only what changed since the last one.
+
+        Batches that `batches(prefetch=...)` has chosen ahead are not part of it: `drain()` hands
+        them out first. Arguments are those of `Store.save`.
+
+        >>> import tempfile
+        >>> import recollect as rc
+        >>> buffer = rc.ReplayBuffer(100, seed=0)
+        >>> _ = buffer.extend(obs=np.zeros((9, 2)), reward=np.arange(9.0))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = buffer.save(f"{folder}/step-1")
+        ...     resumed = rc.ReplayBuffer(100)
+        ...     _ = resumed.load(f"{folder}/step-1")
+        >>> (resumed.sample(4)["reward"] == buffer.sample(4)["reward"]).all()
+        np.True_
+        """
+        from recollect.durability.snapshot import save_snapshot
+
+        return save_snapshot(
+            path, {"steps": self}, kind="replay", step=step, others=files, keep_last=keep_last,
+            compression=compression, progress=progress,
+        )  # fmt: skip
+
+    def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        progress: bool | None = None,
+    ) -> Loaded:
+        """Put a snapshot into this buffer, which must be empty: keys, episodes, counters, draws.
+
+        A smaller buffer takes the newest steps of each environment. Arguments are those of
+        `Store.load`.
+        """
+        from recollect.durability.reading import load_snapshot
+
+        return load_snapshot(path, {"steps": self}, step=step, progress=progress)
+
+    def _member(self) -> StepsMember:
+        """What snapshots ask for."""
+        from recollect.replay.persistence import StepsMember
+
+        return StepsMember(self)
 
     def close(self) -> None:
         """End the buffer: every waiter, and every later call, raises `TableClosed`."""

@@ -110,6 +110,10 @@ class Capture:
             return self.fixed["seq"][slots]
         return (self.key[slots] & np.uint64(layout.COUNTER_MASK)).astype(np.int64)
 
+    def arranged(self, slots: Ints) -> Ints:
+        """The order in which items are written to a segment: that of arrival."""
+        return slots
+
     def rows(self, slots: Ints) -> NDArray[np.int32] | None:
         """How many rows items have; None where each has one."""
         return self.fixed["rows"][slots] if "rows" in self.fixed else None
