@@ -23,6 +23,7 @@ Path = str | os.PathLike[str]
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+HELD = 256 << 10  # bytes that are held back at most
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 
@@ -46,14 +47,19 @@ class Written(Protocol):
 
 
 class LocalFile:
-    """A new file on a local disk, hashed while it is written."""
+    """A file on a local disk, hashed while it is written.
+
+    With `hold`, small pieces are held back and written together: Arrow makes many.
+    """
 
     closed = False  # what Arrow asks a Python file
 
-    def __init__(self, path: Path, *, append: bool = False) -> None:
+    def __init__(self, path: Path, *, append: bool = False, hold: bool = False) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_EXCL)
         self._descriptor = os.open(path, flags, 0o666)
         self._hash = xxhash.xxh3_64()
+        self._held = bytearray()
+        self._most_held = HELD if hold else 0
         self.bytes = 0
 
     @property
@@ -62,20 +68,34 @@ class LocalFile:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self.bytes += len(view)
+        if len(view) + len(self._held) <= self._most_held:
+            self._held += view
+        else:
+            self._put_held()
+            self._put(view)
+        return len(view)
+
+    def _put_held(self) -> None:
+        held, self._held = self._held, bytearray()
+        if held:
+            self._put(memoryview(held))
+
+    def _put(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
             done += os.write(self._descriptor, view[done:])
-        self._hash.update(view)
-        self.bytes += len(view)
-        return len(view)
 
     def sync(self) -> None:
+        self._put_held()
         os.fdatasync(self._descriptor)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """What Arrow calls when it has written a footer; `sync` does it."""
 
     def close(self) -> None:
+        """Without `sync`, what was held back is lost."""
         if not self.closed:
             self.closed = True
             os.close(self._descriptor)
@@ -90,9 +110,9 @@ class LocalFile:
 class Files:
     """The local file system."""
 
-    def create(self, path: Path) -> LocalFile:
-        """A new file; it must not exist."""
-        return LocalFile(path)
+    def create(self, path: Path, *, hold: bool = False) -> LocalFile:
+        """A new file; it must not exist. With `hold`, small writes wait for `sync`."""
+        return LocalFile(path, hold=hold)
 
     def append(self, path: Path) -> LocalFile:
         """A file that is written at its end; made where there is none."""

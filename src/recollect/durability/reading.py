@@ -361,10 +361,11 @@ def load_snapshot(
     evicted = {}
     total = sum(snapshot.entry(name)["nbytes"] for name in wanted)
     with ExitStack() as stack:
+        rewound = None
         if any(member.journaled for member in wanted.values()):
             from recollect.durability.journal import rewinding
 
-            stack.enter_context(rewinding(list(targets.values())))
+            rewound = stack.enter_context(rewinding(list(targets.values())))
         for member in wanted.values():
             stack.enter_context(member.saving)
         told = stack.enter_context(bar("load", total, progress))
@@ -379,6 +380,8 @@ def load_snapshot(
                     "%s: table %r holds less now, and %d of its %d items were evicted",
                     snapshot.path, name, gone, snapshot.entry(name)["items"],
                 )  # fmt: skip
+        if rewound is not None:
+            rewound()
     snapshot.segments.close()
     return Loaded(snapshot.path, snapshot.step, snapshot.state, evicted, snapshot.others)
 

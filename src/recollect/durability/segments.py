@@ -53,7 +53,7 @@ class SegmentWriter:
     def write(self, batch: Any, values: int = 0) -> Ref:
         """Write one record batch; returns how a manifest names it."""
         if self._file is None:
-            self._file = self._files.create(self._path)
+            self._file = self._files.create(self._path, hold=True)
             self._writer = pa.ipc.new_file(self._file, batch.schema, options=self._options)
         self._writer.write_batch(batch)
         self.batches += 1

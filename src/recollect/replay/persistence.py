@@ -66,10 +66,11 @@ class StepsCapture(Capture):
 
     def read(self, slots: Ints, allocate: Allocate = np.empty) -> Batch:
         lanes, bases = self.lanes, self.bases
-        assert lanes is not None and bases is not None
+        assert lanes is not None
+        assert bases is not None
         addresses = lanes.addresses(bases, *_apart(self.key[slots]))
         jobs = [Copy(name, place, 0, (slots.size,)) for place, name in enumerate(lanes.names)]
-        columns = lanes.gather(addresses, Copies(lanes, jobs), allocate)
+        columns: dict[str, Any] = lanes.gather(addresses, Copies(lanes, jobs), allocate)
         return Batch._make(columns, None, None, None, None)
 
 
@@ -331,7 +332,8 @@ class StepsMember:
         newest = np.array(numbers["newest"], np.int64)[envs]
         rows = newest - 1 - (newest - 1 - places) % numbers["ring"]
         fits = rows >= rings.oldest[envs]
-        return (envs * rings.ring + rows % rings.ring)[fits]
+        moved: Ints = (envs * rings.ring + rows % rings.ring)[fits]
+        return moved
 
     def reset(self) -> None:
         buffer = self._buffer
