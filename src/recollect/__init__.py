@@ -12,8 +12,10 @@ from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
 from recollect.clock import Clock, ManualClock, SystemClock
 from recollect.conversions import RaggedTensor
+from recollect.durability.journal import Journal
 from recollect.effects import (
     Amended,
+    Archived,
     Effect,
     Follower,
     Inserted,
@@ -26,6 +28,7 @@ from recollect.errors import (
     BufferFull,
     ConfigError,
     InvalidValue,
+    JournalError,
     LeaseExpired,
     NeverPossible,
     QueryError,
@@ -76,6 +79,7 @@ except _NotInstalled:  # pragma: no cover - imported from a folder that was neve
 
 __all__ = [
     "Amended",
+    "Archived",
     "ArrowBatch",
     "Batch",
     "BufferFull",
@@ -93,6 +97,8 @@ __all__ = [
     "Info",
     "Inserted",
     "InvalidValue",
+    "Journal",
+    "JournalError",
     "Largest",
     "Lease",
     "LeaseExpired",

@@ -60,5 +60,12 @@ class SnapshotError(RecollectError):
     """A snapshot cannot be written or read; the message names the file."""
 
 
+class JournalError(RecollectError):
+    """A journal cannot be written, read or opened; the message names the file.
+
+    Raised by a call that changed something, it means that the change was made and is not safe yet.
+    """
+
+
 class LeaseExpired(RecollectError):
     """The lease is unknown, was settled before, or its deadline has passed."""

@@ -11,6 +11,7 @@ from recollect.table import Table
 if TYPE_CHECKING:
     from os import PathLike
 
+    from recollect.durability.journal_open import OpenJournal
     from recollect.durability.reading import Loaded
     from recollect.durability.snapshot import SavedSnapshot
 
@@ -24,9 +25,14 @@ class Store(Mapping[str, Table]):
     ['eval', 'train']
     >>> len(store["train"])
     0
+
+    Args:
+        tables: The tables; each has a name of its own.
+        journal: An `rc.Journal`, or its path, for all of them but those with `checkpoint=False`:
+            what they hold survives a crash.
     """
 
-    def __init__(self, tables: Iterable[Table]) -> None:
+    def __init__(self, tables: Iterable[Table], *, journal: Any = None) -> None:
         self._tables: dict[str, Table] = {}
         if isinstance(tables, Table) or not isinstance(tables, Iterable):
             raise InvalidValue(f"a store takes a list of tables, got {shown(tables)}")
@@ -36,6 +42,11 @@ class Store(Mapping[str, Table]):
             if table.name in self._tables:
                 raise InvalidValue(f"two tables are called {table.name!r}; rename one")
             self._tables[table.name] = table
+        self._journal: OpenJournal | None = None
+        if journal is not None:
+            from recollect.durability.journal_table import open_journal_of_store
+
+            self._journal = open_journal_of_store(self._tables, journal)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
@@ -125,6 +136,8 @@ class Store(Mapping[str, Table]):
         """Close every table."""
         for table in self._tables.values():
             table.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def __repr__(self) -> str:
         return f"Store({list(self._tables.values())!r})"

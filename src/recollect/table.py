@@ -67,6 +67,8 @@ from recollect.waiting import Blocked, Gate, Room
 if TYPE_CHECKING:
     from os import PathLike
 
+    from recollect.durability.journal_open import OpenJournal
+
 Keys = NDArray[np.uint64]
 WhereLike = Query | Mapping[str, Any] | None
 Result = TypeVar("Result")
@@ -111,7 +113,7 @@ class Table:
         partition_by: Fields whose equality in a `where` is answered without a scan.
         storage: Where items live; `rc.MemoryStorage()` where None.
         seed: Makes draws repeatable; None for a random one.
-        journal: Not available yet; must be None.
+        journal: An `rc.Journal`, or its path: what the table holds survives a crash.
         checkpoint: Whether a store's snapshot includes this table.
         clock: Where time comes from, for tests.
     """
@@ -142,8 +144,6 @@ class Table:
             self.capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
         self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 0, 1 << 30)
         seed = None if seed is None else whole("seed", seed, 0)
-        if journal is not None:
-            raise InvalidValue("journal: tables cannot be journaled yet; leave it None")
         self.checkpoint = flag("checkpoint", checkpoint)
         self._tags = parse_tags(tags)
         self._fields = {**BUILT_IN, **self._tags}
@@ -186,6 +186,11 @@ class Table:
         )
         if rows is not None:
             self._set_schema(rows, shared)
+        self._journal: OpenJournal | None = None
+        if journal is not None:
+            from recollect.durability.journal_table import open_journal
+
+            self._journal = open_journal(self, journal)
 
     @classmethod
     def queue(cls, name: str, size: int, **options: Any) -> Table:
@@ -259,6 +264,8 @@ class Table:
         with self._transaction():
             self._schema, self._shared_schema = rows, shared
             self._storage.set_schema(rows, shared)
+            if self._effects.journal is not None:
+                self._effects.journal.columns(rows, shared)
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(
@@ -515,7 +522,7 @@ class Table:
                 f"sample({n})",
             )
         if self._effects.followers:
-            self._effects.settle(result[1])
+            self._effects.settle(result[1], changed=result[0].worn is not None)
         return result[0].read()
 
     async def sample_async(
@@ -536,7 +543,7 @@ class Table:
             timeout,
             f"sample({n})",
         )
-        await self._effects.settle_async(number)
+        await self._effects.settle_async(number, changed=chosen.worn is not None)
         return chosen.read()
 
     def _check_sample(self, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
@@ -553,6 +560,8 @@ class Table:
         chosen = self._storage.sample(self._sampler, n, where, replace, self._sample_calls)
         self._counts.samples += n
         self._sample_calls += 1
+        if self._effects.journal is not None:
+            self._effects.journal.sampled(chosen.keys)
         gone = chosen.worn
         if gone is not None:
             self._left(gone.count, "sampled", gone)
@@ -864,6 +873,10 @@ class Table:
         >>> table.get(keys).present["ref"]
         array([ True, False])
         """
+        self._add_column(name, dtype, shape, ragged)
+        self._effects.settle(self._effects.number)
+
+    def _add_column(self, name: str, dtype: Any, shape: Sequence[int], ragged: bool) -> None:
         column = Column(dtype, shape, ragged=ragged, optional=True)  # type: ignore[arg-type]
         with self._transaction():
             self._enter()
@@ -1117,10 +1130,15 @@ class Table:
 
     # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:
-        """End the table: every waiter, and every later call, raises `TableClosed`."""
+        """End the table: every waiter, and every later call, raises `TableClosed`.
+
+        A journal is written to its end, and may then be opened again.
+        """
         with self._transaction():
             self._closed = True
             self._gate.wake_all()
+        if self._journal is not None and not self._journal.of_store:
+            self._journal.close()
 
     def __enter__(self) -> Table:
         return self

@@ -45,6 +45,7 @@ from recollect.selectors import Selector, Uniform
 from recollect.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
+    from recollect.durability.journal_open import OpenJournal
     from recollect.durability.reading import Loaded
     from recollect.durability.snapshot import SavedSnapshot
     from recollect.replay.persistence import StepsMember
@@ -90,7 +91,7 @@ class ReplayBuffer(Batched):
         recent: `(steps, share)`: a share of each batch comes from the newest steps.
         reward_at: `"this"`: a row's reward and end are what its action led to; `"next"`: what the
             action of the row before led to, and the row that ends an episode has no action.
-        journal: Not available yet; must be None.
+        journal: An `rc.Journal`, or its path: what the buffer holds survives a crash.
         clock: Where time comes from, for tests.
     """
 
@@ -125,8 +126,6 @@ class ReplayBuffer(Batched):
         if reward_at not in ("this", "next"):
             raise InvalidValue(f"reward_at: expected 'this' or 'next', got {shown(reward_at)}")
         self.reward_at = reward_at
-        if journal is not None:
-            raise InvalidValue("journal: buffers cannot be journaled yet; leave it None")
         seed = None if seed is None else whole("seed", seed, 0)
         self._sampler = checked_sampler(Uniform() if sampler is None else sampler)
         limiter = checked_limiter(MinSize(1) if limiter is None else limiter, self.capacity)
@@ -158,6 +157,11 @@ class ReplayBuffer(Batched):
         )
         if schema is not None:
             self._store.set_schema(schema)
+        self._journal: OpenJournal | None = None
+        if journal is not None:
+            from recollect.replay.journaled import open_journal
+
+            self._journal = open_journal(self, journal)
 
     def _transaction(self) -> AbstractContextManager[Any]:
         return self._lock
@@ -239,7 +243,15 @@ class ReplayBuffer(Batched):
             result = self._gate.wait(
                 lambda: self._try_insert(steps), result, self._gate.departures, timeout, "insert"
             )
+        if self._journal is not None:
+            self._settle()
         return result
+
+    def _settle(self) -> None:
+        """Without the lock: wait until what was told to the journal is as safe as promised."""
+        recorder = self._store.recorder
+        if recorder is not None:
+            recorder.settle(recorder.number)
 
     async def add_async(
         self,
@@ -269,9 +281,13 @@ class ReplayBuffer(Batched):
     async def _insert_async(self, steps: Steps, timeout: float | None) -> Keys:
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        return await self._gate.run_async(
+        keys = await self._gate.run_async(
             lambda: self._try_insert(steps), self._gate.departures, timeout, "insert"
         )
+        recorder = self._store.recorder
+        if recorder is not None:
+            await recorder.settle_async(recorder.number)
+        return keys
 
     def _try_insert(self, steps: Steps) -> Keys | Blocked:
         removals = self._store.counts.removals
@@ -447,6 +463,8 @@ class ReplayBuffer(Batched):
         result = attempt(strict)
         if not isinstance(result, Blocked):
             self._gate.departures.changed(self._store.counts.samples - samples)
+            if self._store.recorder is not None:
+                self._store.recorder.sampled()
         return result
 
     def _run(
@@ -502,7 +520,10 @@ class ReplayBuffer(Batched):
         values = checked_priorities(values, keys.size, self._sampler)
         with self._lock:
             self._enter()
-            return self._store.write_priorities(keys, values)
+            found = self._store.write_priorities(keys, values)
+        if self._journal is not None:
+            self._settle()
+        return found
 
     # -- looking ----------------------------------------------------------------------------------
     def episodes(self) -> Batch:
@@ -624,6 +645,8 @@ class ReplayBuffer(Batched):
         with self._lock:
             self._enter()
             self._gate.departures.changed(self._store.clear())
+        if self._journal is not None:
+            self._settle()
 
     # -- saving -----------------------------------------------------------------------------------
     def save(
@@ -686,6 +709,8 @@ class ReplayBuffer(Batched):
         with self._lock:
             self._closed = True
             self._gate.wake_all()
+        if self._journal is not None:
+            self._journal.close()
 
     def __enter__(self) -> ReplayBuffer:
         return self

@@ -68,7 +68,7 @@ class RolloutBuffer:
         archive: Whether confirmed groups stay, as ARCHIVED.
         storage: Where groups live; `rc.MemoryStorage()` where None.
         seed: Makes draws repeatable.
-        journal: Not available yet; must be None.
+        journal: An `rc.Journal`, or its path: what the buffer holds survives a crash.
         name: What messages and stores call the buffer's table.
         clock: Where time comes from, for tests.
     """

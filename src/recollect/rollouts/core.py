@@ -51,6 +51,10 @@ from recollect.waiting import Blocked
 if TYPE_CHECKING:
     from recollect.rollouts.persistence import RolloutMember
 
+if TYPE_CHECKING:
+    from recollect.durability.journal_open import OpenJournal
+    from recollect.rollouts.journaled import JournaledRollouts
+
 Keys = NDArray[np.uint64]
 
 OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
@@ -108,11 +112,11 @@ class Core:
             partition_by=("task", "status", "ready"),
             storage=storage,
             seed=seed,
-            journal=journal,
             clock=clock,
         )
         kernels.load_tokens()
-        self.train_step = FIRST_STEP
+        self.recorder: JournaledRollouts | None = None
+        self._train_step = FIRST_STEP
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, int] = {}
         self.blobs = Blobs()
@@ -125,6 +129,29 @@ class Core:
         self._names = (self.table._schema, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
+        if journal is not None:
+            from recollect.rollouts.journaled import open_journal
+
+            open_journal(self, journal)
+
+    @property
+    def _journal(self) -> OpenJournal | None:
+        return self.table._journal
+
+    @property
+    def train_step(self) -> int:
+        """The train step that staleness is judged at."""
+        return self._train_step
+
+    @train_step.setter
+    def train_step(self, step: int) -> None:
+        self._train_step = step
+        self.changed()
+
+    def changed(self) -> None:
+        """Something changed that no effect tells of: a journal is to write the state again."""
+        if self.recorder is not None:
+            self.recorder.note()
 
     @property
     def storage(self) -> Storage:
@@ -189,6 +216,7 @@ class Core:
         account = self.accounts[group.task]
         account.put += 1
         account.left[reason] += 1
+        self.changed()
         kind = KIND_OF.get(reason, "discarded")
         if self.events.wants(kind):
             self.events.tell(
@@ -216,6 +244,9 @@ class Core:
         self.by_id[group.group_id] = key
         self.stages.stored(key, entry)
         if encoded.blobs:
+            if self.recorder is not None:
+                new = {n: blob for n, blob in encoded.blobs.items() if n not in self.blobs}
+                self.recorder.blobs(new)
             self.blobs.add(encoded.blobs)
         self.accounts[task].put += 1
         if encoded.status is Status.COMPLETED:
@@ -264,7 +295,7 @@ class Core:
             assert isinstance(cells, Ragged)
             column = columns.get(ARRAYS + name)
             if column is None:
-                self.table.add_column(ARRAYS + name, cells.dtype, cells.inner_shape, ragged=True)
+                self.table._add_column(ARRAYS + name, cells.dtype, cells.inner_shape, True)
             else:
                 encoded.arrays[name] = (fitted(name, cells, column), present)
 

@@ -69,13 +69,17 @@ class RolloutMember(TableMember):
 
     def reset(self) -> None:
         super().reset()
-        core = self._core
-        core.train_step = FIRST_STEP
-        core.entries.clear()
-        core.by_id.clear()
-        core.steps_of.clear()
-        core.blobs, core.accounts = Blobs(), Accounts()
-        core.space, core.stages = Space(core), Stages(core)
+        forget(self._core)
+
+
+def forget(core: Core) -> None:
+    """Empty everything that a buffer keeps beside its table."""
+    core.train_step = FIRST_STEP
+    core.entries.clear()
+    core.by_id.clear()
+    core.steps_of.clear()
+    core.blobs, core.accounts = Blobs(), Accounts()
+    core.space, core.stages = Space(core), Stages(core)
 
 
 def _check_blobs(blobs: Mapping[str, bytes], where: str) -> None:

@@ -187,6 +187,7 @@ class Space:
                 granted = max(0, min(n, self._core.capacity - taken - sum(self.promised.values())))
             if granted:
                 self.promised[task] = self.promised.get(task, 0) + granted
+                self._core.changed()
         return granted
 
     def unreserve(self, n: int, task: str) -> int:
@@ -198,4 +199,5 @@ class Space:
                 if not self.promised[task]:
                     del self.promised[task]
                 self._core.table._gate.departures.changed(given_back)
+                self._core.changed()
         return given_back
