@@ -13,6 +13,8 @@ from recollect.batch import Batch
 from recollect.clock import Clock, ManualClock, SystemClock
 from recollect.conversions import RaggedTensor
 from recollect.durability.journal import Journal
+from recollect.durability.checkpoints import Checkpoints
+from recollect.durability.shards import Redistributed, load_shards, save_shard
 from recollect.effects import (
     Amended,
     Archived,
@@ -83,6 +85,7 @@ __all__ = [
     "ArrowBatch",
     "Batch",
     "BufferFull",
+    "Checkpoints",
     "Clock",
     "Column",
     "ConfigError",
@@ -119,6 +122,7 @@ __all__ = [
     "RaggedTensor",
     "RecollectError",
     "Recorder",
+    "Redistributed",
     "Removed",
     "ReplayBuffer",
     "Returned",
@@ -145,6 +149,8 @@ __all__ = [
     "errors",
     "field",
     "load_minari",
+    "load_shards",
     "mix",
     "parse",
+    "save_shard",
 ]
