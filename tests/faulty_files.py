@@ -20,8 +20,8 @@ class Faulty(Files):
 
     `mode` says what that call does: "fail" raises and changes nothing, "truncate" writes half
     of its bytes and raises, "full" raises ENOSPC there and at every later write. Writes and
-    syncs of files count as calls. `log` names the calls, in order. With `links=False` there are no hard links,
-    and with `exchanges=False` no exchange of names.
+    syncs of files count as calls. `log` names the calls, in order. With `links=False` there are no
+    hard links, and with `exchanges=False` no exchange of names.
     """
 
     def __init__(

@@ -13,7 +13,6 @@ from faulty_files import Faulty
 import recollect as rc
 from recollect.durability import ledger
 from recollect.durability.manifest import find_snapshots
-from recollect.durability.reading import load_snapshot
 from recollect.durability.snapshot import save_snapshot
 
 
@@ -67,12 +66,11 @@ def saves(target: str, mode: str, links: bool, exchanges: bool, folder: Path) ->
         fill(table, 12, 2)
         now = contents(table)
         files = Faulty(number, mode, links=links, exchanges=exchanges)
-        failed = True
+        failed = False
         try:
             save_snapshot(here / target, {"t": table}, step=2, files=files, others={"m": b"1"})
-            failed = False
-        except rc.SnapshotError as error:
-            assert isinstance(error.__cause__, OSError)
+        except rc.SnapshotError:
+            failed = True
         assert contents(table) == now, "a save does not change the table"
         if failed:
             # an error after the rename may leave either snapshot, and both are whole

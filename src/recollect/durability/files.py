@@ -252,13 +252,13 @@ def digest(data: Any) -> str:
     return xxhash.xxh3_64(data).hexdigest()
 
 
-def digests(paths: Sequence[Path], files: Files, told: Callable[[int], None]) -> list[str]:
+def digests(contents: Sequence[memoryview], told: Callable[[int], None]) -> list[str]:
     """The checksums of whole files, several at once: hashing does not hold the GIL."""
 
-    def one(path: Path) -> str:
-        data = files.read(path)
+    def one(data: memoryview) -> str:
+        checksum = digest(data)
         told(len(data))
-        return digest(data)
+        return checksum
 
     with ThreadPoolExecutor(2, "recollect-hash") as pool:
-        return list(pool.map(one, paths))
+        return list(pool.map(one, contents))

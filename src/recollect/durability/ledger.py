@@ -67,18 +67,17 @@ def empty_ledger(slots: int) -> Ledger:
 
 def plan(captured: Capture, ledger: Ledger) -> Plan:
     """Decide what must be written: rows that came, and those of segments not worth keeping."""
-    slots = captured.slots
-    nbytes = captured.nbytes(slots)
-    target = int(min(max(int(nbytes.sum()) // SHARE, SMALLEST), LARGEST))
+    slots, many = captured.slots, len(ledger.segments)
     known = _known(captured, ledger)
-    here = known[slots]
-    of = ledger.place[slots[here]] >> 32
-    live = (
-        np.bincount(of, nbytes[here], len(ledger.segments))
-        if of.size
-        else np.zeros(len(ledger.segments))
-    )
-    items = np.bincount(of, minlength=len(ledger.segments))
+    here = np.flatnonzero(known)
+    of = ledger.place[here] >> 32
+    items = np.bincount(of, minlength=many)
+    if captured.sizes_differ:
+        total = int(captured.nbytes(slots).sum())
+        live = np.bincount(of, captured.nbytes(here), many)
+    else:
+        total, live = slots.size * captured.row_bytes, items * captured.row_bytes
+    target = int(min(max(total // SHARE, SMALLEST), LARGEST))
     kept = [
         number
         for number, segment in enumerate(ledger.segments)
@@ -86,12 +85,14 @@ def plan(captured: Capture, ledger: Ledger) -> Plan:
         and 2 * live[number] >= segment.entry["nbytes"]
         and 2 * items[number] >= segment.entry["count"]
     ]
-    kept = _without_small(ledger, kept, int(nbytes.sum() - live[kept].sum()), target)
-    stays = np.zeros(len(ledger.segments) + 1, np.bool_)
-    stays[kept] = True
-    known[slots[here]] = stays[of]
+    kept = _without_small(ledger, kept, int(total - live[kept].sum()), target)
+    if len(kept) < many:
+        stays = np.zeros(many, np.bool_)
+        stays[kept] = True
+        known[here[~stays[of]]] = False
     fresh = slots[~known[slots]]
-    fresh = fresh[np.argsort(captured.seq(fresh), kind="stable")]
+    if fresh.size:
+        fresh = fresh[np.argsort(captured.seq(fresh), kind="stable")]
     return Plan(kept, known, fresh, target)
 
 
@@ -138,13 +139,13 @@ def parts(captured: Capture, slots: Ints, size: int) -> list[Ints]:
 def changed_segments(captured: Capture, ledger: Ledger, planned: Plan, name: str) -> set[int]:
     """The kept segments in which a field of a live item has another value than on disk."""
     now = captured.changing[name]
-    slots = np.flatnonzero(planned.known)
     if name in ledger.before:
-        before = _sized(ledger.before[name], now.size)[slots]
+        differs = bits(now) != bits(_sized(ledger.before[name], now.size))
     else:
-        before = np.full(slots.size, absent_value(name, now.dtype), now.dtype)
-    differs = bits(now[slots]) != bits(before)
-    return set(np.unique(ledger.place[slots[differs]] >> 32).tolist())
+        absent = np.array(absent_value(name, now.dtype), now.dtype)
+        differs = bits(now) != bits(absent)
+    places = ledger.place[np.flatnonzero(differs & planned.known)]
+    return set(np.flatnonzero(np.bincount(places >> 32)).tolist())
 
 
 def alive(captured: Capture, ledger: Ledger, planned: Plan, number: int) -> NDArray[np.bool_]:

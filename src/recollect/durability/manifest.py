@@ -43,8 +43,10 @@ class Found:
 
 def to_bytes(manifest: Mapping[str, Any]) -> bytes:
     """A manifest as it is written: JSON whose last line is the checksum of what stands before."""
-    text = json.dumps(manifest, indent=1, default=plain)
-    body = text[: text.rindex("\n}")].encode()
+    fields = [
+        f"{json.dumps(name)}: {json.dumps(manifest[name], default=plain)}" for name in manifest
+    ]
+    body = ("{" + ",\n".join(fields)).encode()
     return body + f',\n"xxh3": "{digest(body)}"}}\n'.encode()
 
 

@@ -19,11 +19,11 @@ from recollect.durability.files import LOCAL, Files, Syncing, Written
 from recollect.errors import SnapshotError
 
 Array = NDArray[Any]
-Ref = list[Any]  # [file, record batch]
+Ref = list[Any]  # [file, record batch], or [file, record batch, first value]
 
 VALUES = ("uint8", "int8", "int32", "int64", "uint64", "float64")
 CHANGES = pa.schema(
-    [("name", pa.large_utf8()), ("of", pa.large_utf8())]
+    [("name", pa.large_utf8())]
     + [(kind, pa.large_list(pa.type_for_alias(kind))) for kind in VALUES]
 )
 COMPRESSIONS = (None, "lz4", "zstd")
@@ -83,14 +83,14 @@ class SegmentWriter:
 class ChangesWriter(SegmentWriter):
     """Writes arrays, each as a record batch of one row."""
 
-    def add(self, name: str, of: str, array: Array) -> Ref:
+    def add(self, name: str, array: Array) -> Ref:
         """Write one array; returns how a manifest names it."""
         flat = np.ascontiguousarray(array)
-        return self.write(_one_list(name, of, flat), flat.size)
+        return self.write(_one_list(name, flat), flat.size)
 
 
-def _one_list(name: str, of: str, array: Array) -> Any:
-    columns = [pa.array([name], pa.large_utf8()), pa.array([of], pa.large_utf8())]
+def _one_list(name: str, array: Array) -> Any:
+    columns = [pa.array([name], pa.large_utf8())]
     for kind in VALUES:
         type_ = pa.large_list(pa.type_for_alias(kind))
         if array.dtype.name != kind:
@@ -108,24 +108,35 @@ class Segments:
     def __init__(self, folder: str | os.PathLike[str], files: Files = LOCAL) -> None:
         self._folder = Path(folder)
         self._files = files
+        self._data: dict[str, memoryview] = {}
         self._open: dict[str, Any] = {}
+        self._arrays: dict[tuple[str, int], dict[str, Array]] = {}
+
+    def data(self, name: str) -> memoryview:
+        """The content of a file, mapped once."""
+        if name not in self._data:
+            path = self._folder / name
+            try:
+                self._data[name] = self._files.read(path)
+            except FileNotFoundError:
+                raise SnapshotError(f"{path} is missing; the snapshot cannot be used") from None
+            except OSError as error:
+                raise SnapshotError(f"{path} cannot be read: {error}") from error
+        return self._data[name]
 
     def reader(self, name: str) -> Any:
         """The Arrow reader of a file."""
         if name not in self._open:
-            path = self._folder / name
             try:
-                buffer = pa.py_buffer(self._files.read(path))
+                buffer = pa.py_buffer(self.data(name))
                 self._open[name] = pa.ipc.open_file(pa.BufferReader(buffer))
-            except FileNotFoundError:
-                raise SnapshotError(f"{path} is missing; the snapshot cannot be used") from None
-            except (OSError, pa.ArrowException) as error:
-                raise SnapshotError(f"{path} is damaged: {error}") from None
+            except pa.ArrowException as error:
+                raise SnapshotError(f"{self._folder / name} is damaged: {error}") from None
         return self._open[name]
 
     def batch(self, ref: Ref) -> Any:
         """A record batch, as a manifest names it."""
-        name, number = ref
+        name, number, *_ = ref
         reader = self.reader(name)
         try:
             return reader.get_batch(number)
@@ -137,21 +148,35 @@ class Segments:
         """All record batches of a file."""
         return [self.batch([name, place]) for place in range(self.reader(name).num_record_batches)]
 
-    def array(self, ref: Ref) -> Array:
-        """An array that `ChangesWriter` wrote."""
-        batch = self.batch(ref)
-        for kind in VALUES:
-            column = batch.column(kind)
-            if column[0].is_valid:
-                values: Array = column.flatten().to_numpy(zero_copy_only=False)
-                return values
-        raise SnapshotError(f"{self._folder / ref[0]} is damaged: record batch {ref[1]} is empty")
+    def array(self, ref: Ref, count: int = 0) -> Array:
+        """An array that `ChangesWriter` wrote, or so many of its values."""
+        file, number, *first = ref
+        if (file, number) not in self._arrays:
+            batch = self.batch(ref)
+            present = [kind for kind in VALUES if batch.column(kind)[0].is_valid]
+            if not present:
+                raise SnapshotError(f"{self._folder / file} is damaged: batch {number} is empty")
+            values = batch.column(present[0]).flatten().to_numpy(zero_copy_only=False)
+            self._arrays[file, number] = {"": values}
+        values = self._arrays[file, number][""]
+        return values[first[0] : first[0] + count] if first else values
 
-    def columns(self, ref: Ref) -> dict[str, Array]:
-        """The columns of a record batch of items."""
-        batch = self.batch(ref)
-        return {n: batch.column(n).to_numpy(zero_copy_only=False) for n in batch.schema.names}
+    def columns(self, ref: Ref, count: int) -> dict[str, Array]:
+        """The columns of so many items."""
+        file, number, first = ref
+        if (file, number) not in self._arrays:
+            batch = self.batch(ref)
+            self._arrays[file, number] = {
+                name: batch.column(name).to_numpy(zero_copy_only=False)
+                for name in batch.schema.names
+            }
+        whole = self._arrays[file, number]
+        if any(column.size < first + count for column in whole.values()):
+            raise SnapshotError(f"{self._folder / file} is damaged: batch {number} is too short")
+        return {name: column[first : first + count] for name, column in whole.items()}
 
     def close(self) -> None:
         """Let go of the files: what was read of them may still be used."""
+        self._data.clear()
         self._open.clear()
+        self._arrays.clear()

@@ -62,6 +62,8 @@ class TableWriter:
         self._items = SegmentWriter(*self._at("items"), SMALL)
         self._changes = ChangesWriter(*self._at("changes"), SMALL)
         self._blobs = SegmentWriter(*self._at("blobs"), compression)
+        self._of_items: list[tuple[Ints, Array | None, dict[str, Any]]] = []
+        self._pieces: dict[str, list[tuple[Array, dict[str, Any], str]]] = {}
 
     def _at(self, kind: str, number: int | None = None) -> tuple[Path, str, Syncing, Files]:
         name = file_name(self._name, kind, self._run, number)
@@ -77,6 +79,8 @@ class TableWriter:
             waste = wasted(old, _counted(old, planned.kept))
             segments = self._keep(captured, old, planned, waste)
             segments += self._add(captured, planned)
+            self._write_items(captured)
+            self._write_pieces()
             arrays, blocks = self._write_arrays(captured, old, waste)
             kept_blobs = self._write_blobs(blobs, old)
             for writer in (self._items, self._changes, self._blobs):
@@ -127,7 +131,7 @@ class TableWriter:
             entry: dict[str, Any] = {
                 "rows": rows.name,
                 "shared": shared.name if shared.batches else None,
-                "items": self._write_items(captured, slots, None),
+                "items": None,
                 "count": slots.size,
                 "row_count": count,
                 "row_bytes": captured.row_bytes,
@@ -136,18 +140,39 @@ class TableWriter:
                 "alive": None,
                 "changed": {},
             }
+            self._of_items.append((slots, None, entry))
             added.append((Known(entry, slots), None))
         return added
 
-    def _write_items(self, captured: Capture, slots: Ints, here: Array | None) -> Ref:
-        """Write the fields of a segment's items; those that are not `here` have zeros."""
+    def _write_items(self, captured: Capture) -> None:
+        """Write the fields of all segments that asked for it, one after another in one batch."""
+        if not self._of_items:
+            return
+        slots = np.concatenate([slots for slots, _, _ in self._of_items])
+        here = None
+        if any(alive is not None for _, alive, _ in self._of_items):
+            here = np.concatenate(
+                [np.ones(of.size, np.bool_) if a is None else a for of, a, _ in self._of_items]
+            )
         columns: dict[str, Array] = {"key": _of(captured.key, slots, here)}
         columns["slot"] = slots.astype(np.int32)
         for name, array in (*captured.fixed.items(), *captured.changing.items()):
             columns[name] = _of(array, slots, here)
         arrays = [pa.array(np.ascontiguousarray(column)) for column in columns.values()]
-        batch = pa.record_batch(arrays, list(columns))
-        return self._items.write(batch, slots.size)
+        ref = self._items.write(pa.record_batch(arrays, list(columns)), slots.size)
+        first = 0
+        for of, _, entry in self._of_items:
+            entry["items"] = [*ref, first]
+            first += of.size
+
+    def _write_pieces(self) -> None:
+        """Write columns of several segments, those of a name one after another in one batch."""
+        for name, pieces in self._pieces.items():
+            ref = self._changes.add(name, np.concatenate([values for values, _, _ in pieces]))
+            first = 0
+            for values, entry, key in pieces:
+                entry[key] = [*ref, first]
+                first += values.size
 
     # -- what is on disk already ------------------------------------------------------------------
     def _keep(
@@ -167,17 +192,17 @@ class TableWriter:
             live = int(here.sum())
             if live != entry["live"] or (entry["alive"] and entry["alive"][0] in waste):
                 bits = np.packbits(here, bitorder="little")
-                entry["alive"] = self._changes.add("alive", entry["rows"], bits)
+                self._pieces.setdefault("alive", []).append((bits, entry, "alive"))
             entry["live"] = live
             if entry["items"][0] in waste:
-                entry["items"] = self._write_items(captured, slots, here)
+                self._of_items.append((slots, here, entry))
                 entry["changed"] = {}
             else:
                 columns = dict(entry["changed"])
                 for name, where in changed.items():
                     if number in where or (name in columns and columns[name][0] in waste):
                         values = _of(captured.changing[name], slots, here)
-                        columns[name] = self._changes.add(name, entry["rows"], values)
+                        self._pieces.setdefault(name, []).append((values, columns, name))
                 entry["changed"] = columns
             kept.append((Known(entry, slots), here))
         return kept
@@ -199,7 +224,7 @@ class TableWriter:
                 if same and before[place][1][0] not in waste:
                     here.append(before[place])
                 else:
-                    here.append((checksum, self._changes.add(name, "", block)))
+                    here.append((checksum, self._changes.add(name, block)))
             blocks[name] = here
             arrays[name] = [ref for _, ref in here]
         return arrays, blocks

@@ -118,6 +118,11 @@ class Capture:
         """How many rows items have; None where each has one."""
         return self.fixed["rows"][slots] if "rows" in self.fixed else None
 
+    @property
+    def sizes_differ(self) -> bool:
+        """Whether items may differ in payload."""
+        return "nbytes" in self.fixed or "rows" in self.fixed
+
     def nbytes(self, slots: Ints) -> Ints:
         """Payload of items."""
         if "nbytes" in self.fixed:
@@ -326,9 +331,11 @@ def _restore_rows(storage: MemoryStorage, slots: Ints, batches: Iterable[Batch])
     items, rows, shared = storage._items, storage._rows, storage._shared
     if rows is None:
         return
-    done = 0
+    done, upto = 0, 0
+    ends = np.cumsum(items.rows(slots), dtype=np.int64)
     for batch in batches:
-        count = _items_in(batch, items.rows(slots[done:]))
+        upto += batch.rows
+        count = int(np.searchsorted(ends, upto, side="right")) - done
         here = slots[done : done + count]
         per_item = items.rows(here)
         alike = ONE_ROW if layout.A_ROWS not in items.owned else per_item
@@ -340,10 +347,6 @@ def _restore_rows(storage: MemoryStorage, slots: Ints, batches: Iterable[Batch])
             items.owned[layout.A_SHARED][here] = _spread(shared.append(cells, ones, count)[0], ones)
         done += count
     storage._show_segments()
-
-
-def _items_in(batch: Batch, per_item: NDArray[np.int32]) -> int:
-    return int(np.searchsorted(np.cumsum(per_item), batch.rows, side="right"))
 
 
 def _rows_of(columns: Any, schema: Schema) -> Rows:
