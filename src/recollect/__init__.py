@@ -12,8 +12,8 @@ from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
 from recollect.clock import Clock, ManualClock, SystemClock
 from recollect.conversions import RaggedTensor
-from recollect.durability.journal import Journal
 from recollect.durability.checkpoints import Checkpoints
+from recollect.durability.journal import Journal
 from recollect.durability.shards import Redistributed, load_shards, save_shard
 from recollect.effects import (
     Amended,
