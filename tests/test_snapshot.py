@@ -191,7 +191,7 @@ def _saved(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.mark.parametrize("file", ["rows", "items", "changes"])
+@pytest.mark.parametrize("file", ["rows", "items", "arrays"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_named_and_nothing_is_loaded(
     file: str, damage: str, tmp_path: Path

@@ -20,7 +20,8 @@ from recollect.durability.snapshot import save_snapshot
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several segments, in tables that take no time."""
     monkeypatch.setattr(ledger, "SMALLEST", 700)
-    monkeypatch.setattr(ledger, "BLOCK", 8)
+    monkeypatch.setattr("recollect.durability.arrays.BLOCK", 8)
+    monkeypatch.setattr("recollect.durability.writing.BLOCK", 8)
 
 
 def made() -> rc.Table:

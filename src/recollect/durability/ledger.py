@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.durability.arrays import OnDisk
 from recollect.durability.segments import Ref
 from recollect.storage.capture import Capture, absent_value
 
@@ -24,14 +25,14 @@ Entry = dict[str, Any]  # of a segment, as a manifest has it
 SHARE = 128  # a segment is about one in so many of the payload,
 SMALLEST = 256 << 10  # but no smaller
 LARGEST = 256 << 20  # and no larger
-BLOCK = 1 << 16  # values of an array that are written together
 
 
 class Known(NamedTuple):
-    """A segment that is on disk, and the slots of its items when it was written."""
+    """A segment that is on disk, with the slots and the rows of its items when it was written."""
 
     entry: Entry
     slots: Ints
+    rows: Array | None  # None where each has one
 
 
 @dataclass
@@ -45,7 +46,8 @@ class Ledger:
     revision: NDArray[np.int32] | None
     place: Ints  # by slot: segment << 32 | item in it, -1 for none
     before: dict[str, Array]  # by slot: fields that may change
-    blocks: dict[str, list[tuple[str, Ref]]] = field(default_factory=dict)  # digest and place
+    arrays: dict[str, OnDisk] = field(default_factory=dict)
+    patches: list[list[Any]] = field(default_factory=list)  # where those of its arrays are
     blobs: dict[str, Ref] = field(default_factory=dict)
 
 

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
-from recollect.durability.files import LOCAL, Files, digest, digests
-from recollect.durability.ledger import BLOCK, Known, Ledger
+from recollect.durability.arrays import OnDisk, put_together, summed
+from recollect.durability.files import LOCAL, Files, digests
+from recollect.durability.ledger import Known, Ledger
 from recollect.durability.manifest import MANIFEST, find_snapshots, put_aside, read_manifest
 from recollect.durability.members import Member, member_of
 from recollect.durability.progress import bar
 from recollect.durability.segments import Segments
-from recollect.durability.writing import named_files
+from recollect.durability.writing import named_files, patches
 from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_MASK
 from recollect.storage.capture import FIXED, Saved, absent_value
@@ -98,7 +99,7 @@ class Snapshot:
     def _saved(self, entry: Mapping[str, Any], columns: list[dict[str, Array]]) -> Saved:
         alive = [self._alive(segment) for segment in entry["segments"]]
         items = _joined(entry["segments"], columns, alive)
-        arrays = {name: self._array(refs) for name, refs in entry["arrays"].items()}
+        arrays = {name: self._array(array) for name, array in entry["arrays"].items()}
         return Saved(entry["numbers"], items, arrays)
 
     def _columns(self, segment: Mapping[str, Any]) -> dict[str, Array]:
@@ -115,9 +116,19 @@ class Snapshot:
         bits = self.segments.array(segment["alive"], (segment["count"] + 7) // 8)
         return np.unpackbits(bits, count=segment["count"], bitorder="little").view(np.bool_)
 
-    def _array(self, refs: list[Any]) -> Array:
-        blocks = [self.segments.array(ref) for ref in refs]
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    def _array(self, array: Mapping[str, Any]) -> Array:
+        places = values = None
+        if array["patch"]:
+            places, values = (self._piece(array["patch"][name]) for name in ("places", "values"))
+        return put_together(array["size"], array["dtype"], self._base(array), places, values)
+
+    def _base(self, array: Mapping[str, Any]) -> Array:
+        """What the blocks of an array hold."""
+        pieces = [summed(self._piece(ref)) for ref in array["blocks"]]
+        return np.concatenate(pieces) if pieces else np.zeros(0, array["dtype"])
+
+    def _piece(self, ref: list[Any]) -> Array:
+        return self.segments.array(ref[:3], ref[3])
 
     def blobs(self, table: str) -> dict[str, bytes]:
         """Blobs by name."""
@@ -411,16 +422,17 @@ def ledger_of(
             place[here] = places
         else:
             place[here[alive]] = places[alive]
-        known.append(Known(segment, here))
+        known.append(Known(segment, here, some.get("rows")))
     by_slot = {}
     own = saved.items["slot"]
     for name, values in saved.items.items():
         if own.size and name not in ("slot", "inserted_at", *_NEVER_CHANGE):
             by_slot[name] = np.zeros(slots, values.dtype)
             by_slot[name][own] = values
-    blocks = {}
-    for name, refs in entry["arrays"].items():
-        blocks[name] = [(_block_digest(snapshot.segments.array(ref)), ref) for ref in refs]
+    arrays = {
+        name: OnDisk(snapshot._base(array), list(array["blocks"]))
+        for name, array in entry["arrays"].items()
+    }
     blobs = {}
     for ref in entry["blobs"]:
         names = snapshot.segments.batch(ref).column("name").to_pylist()
@@ -429,10 +441,5 @@ def ledger_of(
     return Ledger(
         str(snapshot.path), {name: files[name] for name in named_files(entry)}, known,
         by_slot.pop("key", np.zeros(slots, np.uint64)), by_slot.pop("revision", None), place,
-        by_slot, blocks, blobs,
+        by_slot, arrays, patches(entry), blobs,
     )  # fmt: skip
-
-
-def _block_digest(block: Array) -> str:
-    assert block.size <= BLOCK
-    return f"{block.dtype.name} {block.size} {digest(np.ascontiguousarray(block))}"

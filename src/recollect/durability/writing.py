@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.durability.files import Files, Syncing, digest
+from recollect.durability.arrays import BLOCK, OnDisk, differences, plan_array
+from recollect.durability.files import Files, Syncing
 from recollect.durability.ledger import (
-    BLOCK,
     Known,
     Ledger,
     Plan,
@@ -61,8 +61,9 @@ class TableWriter:
         self.written: dict[str, dict[str, Any]] = {}
         self._items = SegmentWriter(*self._at("items"), SMALL)
         self._changes = ChangesWriter(*self._at("changes"), SMALL)
+        self._arrays = ChangesWriter(*self._at("arrays"), SMALL)
         self._blobs = SegmentWriter(*self._at("blobs"), compression)
-        self._of_items: list[tuple[Ints, Array | None, dict[str, Any]]] = []
+        self._of_items: list[Segment] = []
         self._pieces: dict[str, list[tuple[Array, dict[str, Any], str]]] = {}
 
     def _at(self, kind: str, number: int | None = None) -> tuple[Path, str, Syncing, Files]:
@@ -81,12 +82,12 @@ class TableWriter:
             segments += self._add(captured, planned)
             self._write_items(captured)
             self._write_pieces()
-            arrays, blocks = self._write_arrays(captured, old, waste)
+            arrays, on_disk = self._write_arrays(captured, old, waste)
             kept_blobs = self._write_blobs(blobs, old)
-            for writer in (self._items, self._changes, self._blobs):
+            for writer in (self._items, self._changes, self._arrays, self._blobs):
                 self._finish(writer)
         except BaseException:
-            for writer in (self._items, self._changes, self._blobs):
+            for writer in (self._items, self._changes, self._arrays, self._blobs):
                 writer.abandon()
             raise
         entry = {
@@ -98,7 +99,7 @@ class TableWriter:
         }
         named = named_files(entry)
         files = {name: self.written.get(name) or old.files[name] for name in named}
-        return entry, _ledger(captured, segments, files, blocks, kept_blobs)
+        return entry, _ledger(captured, segments, files, on_disk, kept_blobs, patches(entry))
 
     def _finish(self, writer: SegmentWriter) -> None:
         entry = writer.close()
@@ -140,39 +141,44 @@ class TableWriter:
                 "alive": None,
                 "changed": {},
             }
-            self._of_items.append((slots, None, entry))
-            added.append((Known(entry, slots), None))
+            known = Known(entry, slots, captured.rows(slots))
+            self._of_items.append((known, None))
+            added.append((known, None))
         return added
 
     def _write_items(self, captured: Capture) -> None:
         """Write the fields of all segments that asked for it, one after another in one batch."""
         if not self._of_items:
             return
-        slots = np.concatenate([slots for slots, _, _ in self._of_items])
+        slots = np.concatenate([known.slots for known, _ in self._of_items])
         here = None
-        if any(alive is not None for _, alive, _ in self._of_items):
-            here = np.concatenate(
-                [np.ones(of.size, np.bool_) if a is None else a for of, a, _ in self._of_items]
-            )
+        if any(alive is not None for _, alive in self._of_items):
+            every = [(np.ones(known.slots.size, np.bool_), a) for known, a in self._of_items]
+            here = np.concatenate([ones if a is None else a for ones, a in every])
         columns: dict[str, Array] = {"key": _of(captured.key, slots, here)}
         columns["slot"] = slots.astype(np.int32)
         for name, array in (*captured.fixed.items(), *captured.changing.items()):
             columns[name] = _of(array, slots, here)
+        if "rows" in columns:  # of those that have gone too: their rows are still in the file
+            columns["rows"] = np.concatenate(
+                [
+                    np.ones(known.slots.size, np.int32) if known.rows is None else known.rows
+                    for known, _ in self._of_items
+                ]
+            )
         arrays = [pa.array(np.ascontiguousarray(column)) for column in columns.values()]
         ref = self._items.write(pa.record_batch(arrays, list(columns)), slots.size)
         first = 0
-        for of, _, entry in self._of_items:
-            entry["items"] = [*ref, first]
-            first += of.size
+        for known, _ in self._of_items:
+            known.entry["items"] = [*ref, first]
+            first += known.slots.size
 
     def _write_pieces(self) -> None:
         """Write columns of several segments, those of a name one after another in one batch."""
         for name, pieces in self._pieces.items():
-            ref = self._changes.add(name, np.concatenate([values for values, _, _ in pieces]))
-            first = 0
-            for values, entry, key in pieces:
-                entry[key] = [*ref, first]
-                first += values.size
+            refs = _add_pieces(self._changes, name, [values for values, _, _ in pieces])
+            for (_, entry, key), ref in zip(pieces, refs, strict=True):
+                entry[key] = ref[:3]
 
     # -- what is on disk already ------------------------------------------------------------------
     def _keep(
@@ -195,7 +201,7 @@ class TableWriter:
                 self._pieces.setdefault("alive", []).append((bits, entry, "alive"))
             entry["live"] = live
             if entry["items"][0] in waste:
-                self._of_items.append((slots, here, entry))
+                self._of_items.append((Known(entry, slots, segment.rows), here))
                 entry["changed"] = {}
             else:
                 columns = dict(entry["changed"])
@@ -204,30 +210,37 @@ class TableWriter:
                         values = _of(captured.changing[name], slots, here)
                         self._pieces.setdefault(name, []).append((values, columns, name))
                 entry["changed"] = columns
-            kept.append((Known(entry, slots), here))
+            kept.append((Known(entry, slots, segment.rows), here))
         return kept
 
     # -- arrays and blobs -------------------------------------------------------------------------
     def _write_arrays(
         self, captured: Capture, ledger: Ledger, waste: set[str]
-    ) -> tuple[dict[str, list[Ref]], dict[str, list[tuple[str, Ref]]]]:
-        """Write the blocks of arrays that are not on disk as they are."""
-        arrays: dict[str, list[Ref]] = {}
-        blocks: dict[str, list[tuple[str, Ref]]] = {}
-        for name, array in captured.arrays.items():
-            before = ledger.blocks.get(name, [])
-            here: list[tuple[str, Ref]] = []
-            for place, begin in enumerate(range(0, max(array.size, 1), BLOCK)):
-                block = np.ascontiguousarray(array[begin : begin + BLOCK])
-                checksum = f"{block.dtype.name} {block.size} {digest(block)}"
-                same = place < len(before) and before[place][0] == checksum
-                if same and before[place][1][0] not in waste:
-                    here.append(before[place])
-                else:
-                    here.append((checksum, self._changes.add(name, block)))
-            blocks[name] = here
-            arrays[name] = [ref for _, ref in here]
-        return arrays, blocks
+    ) -> tuple[dict[str, Any], dict[str, OnDisk]]:
+        """Write blocks and patches of arrays, where they are not on disk as they are."""
+        entries: dict[str, Any] = {}
+        on_disk: dict[str, OnDisk] = {}
+        for name, given in captured.arrays.items():
+            array = np.ascontiguousarray(given)
+            before = ledger.arrays.get(name)
+            planned = plan_array(array, before, waste)
+            blocks = [] if before is None else list(before.blocks)
+            blocks = blocks[: -(-array.size // BLOCK)]
+            pieces = [differences(array[n * BLOCK : (n + 1) * BLOCK]) for n in planned.rewritten]
+            refs = _add_pieces(self._arrays, name, pieces)
+            for number, ref in zip(planned.rewritten, refs, strict=True):
+                blocks[number : number + 1] = [ref]
+            patch = None
+            if planned.places.size:
+                here = planned.places.astype(np.int32)
+                places = _add_pieces(self._arrays, f"{name} places", [here])[0]
+                values = _add_pieces(self._arrays, f"{name} values", [array[here]])[0]
+                patch = {"places": places, "values": values}
+            entries[name] = {
+                "size": array.size, "dtype": array.dtype.name, "blocks": blocks, "patch": patch,
+            }  # fmt: skip
+            on_disk[name] = OnDisk(planned.base, blocks)
+        return entries, on_disk
 
     def _write_blobs(self, blobs: Mapping[str, bytes], ledger: Ledger) -> dict[str, Ref]:
         """Write blobs that are not on disk; where most of a file's have gone, all of them."""
@@ -243,6 +256,15 @@ class TableWriter:
         return kept
 
 
+def _add_pieces(writer: ChangesWriter, name: str, pieces: list[Array]) -> list[list[Any]]:
+    """Write arrays one after another in one batch; returns where each is."""
+    if not pieces:
+        return []
+    ref = writer.add(name, np.concatenate(pieces))
+    ends = np.cumsum([piece.size for piece in pieces]).tolist()
+    return [[*ref, end - piece.size, piece.size] for piece, end in zip(pieces, ends, strict=True)]
+
+
 def _of(array: Array, slots: Ints, here: Array | None) -> Array:
     """The values of slots, zero where an item has gone: its slot may be another's now."""
     if here is None:
@@ -256,8 +278,9 @@ def _ledger(
     captured: Capture,
     segments: list[Segment],
     files: dict[str, dict[str, Any]],
-    blocks: dict[str, list[tuple[str, Ref]]],
+    arrays: dict[str, OnDisk],
     blobs: dict[str, Ref],
+    patched: list[Ref],
 ) -> Ledger:
     """What is on disk once this save is committed; its folder is filled in then."""
     place = np.full(captured.key.size, -1, np.int64)
@@ -269,7 +292,7 @@ def _ledger(
             place[known.slots[here]] = places[here]
     return Ledger(
         "", files, [known for known, _ in segments], captured.key,
-        captured.fixed.get("revision"), place, captured.changing, blocks, blobs,
+        captured.fixed.get("revision"), place, captured.changing, arrays, patched, blobs,
     )  # fmt: skip
 
 
@@ -288,10 +311,17 @@ def _counted(ledger: Ledger, kept: list[int]) -> dict[str, int]:
         count(entry["alive"], (size + 7) // 8)
         for ref in entry["changed"].values():
             count(ref, size)
-    for blocks in ledger.blocks.values():
-        for checksum, ref in blocks:
-            count(ref, int(checksum.split()[1]))
+    for array in ledger.arrays.values():
+        for ref in array.blocks:
+            count(ref, ref[3])
+    for ref in ledger.patches:
+        count(ref, ref[3])
     return counts
+
+
+def patches(entry: Mapping[str, Any]) -> list[Ref]:
+    """Where the patches of a table's arrays are."""
+    return [ref for array in entry["arrays"].values() for ref in (array["patch"] or {}).values()]
 
 
 def named_files(entry: Mapping[str, Any]) -> list[str]:
@@ -304,7 +334,9 @@ def named_files(entry: Mapping[str, Any]) -> list[str]:
         for ref in (segment["items"], segment["alive"], *segment["changed"].values()):
             if ref:
                 names[ref[0]] = None
-    for refs in (*entry["arrays"].values(), entry["blobs"]):
-        for ref in refs:
+    for array in entry["arrays"].values():
+        for ref in array["blocks"]:
             names[ref[0]] = None
+    for ref in (*patches(entry), *entry["blobs"]):
+        names[ref[0]] = None
     return list(names)
