@@ -127,6 +127,7 @@ class Effects:
         self.number = 0
         self.followers: tuple[Follower, ...] = ()
         self.journal: Recorder | None = None  # one of the followers
+        self.readers = False  # whether another one may read what left
         self._queue: deque[Effect] = deque()
         self._delivering = False
 
@@ -137,7 +138,8 @@ class Effects:
             effect = kind(self.number, keys, *about)
             if self.journal is not None:
                 self.journal.record(effect)
-            self._queue.append(effect)
+            if self.readers:
+                self._queue.append(effect)
 
     def deliver(self) -> None:
         """Tell the followers of what has changed; a change that one of them makes comes last."""
@@ -178,7 +180,11 @@ class Effects:
                 raise InvalidValue(
                     f"a follower has the methods follow and settle, got {shown(follower)}"
                 )
-        self.followers = (*self.followers, follower)
+        self._set((*self.followers, follower))
 
     def remove(self, follower: Follower) -> None:
-        self.followers = tuple(other for other in self.followers if other is not follower)
+        self._set(tuple(other for other in self.followers if other is not follower))
+
+    def _set(self, followers: tuple[Follower, ...]) -> None:
+        self.followers = followers
+        self.readers = any(follower is not self.journal for follower in followers)

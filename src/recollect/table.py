@@ -410,10 +410,11 @@ class Table:
             return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         new.inserted_at = self._clock.time()
         keys = None
-        if excess == count and excess_bytes <= 0 and not self._effects.followers:
-            keys = storage.recycle(self._remover, new)
+        if excess == count and excess_bytes <= 0 and not self._effects.readers:
+            keys = storage.recycle(self._remover, new, tell=self._effects.journal is not None)
         if keys is not None:
-            self._left(count, "evicted", None)
+            self._left(count, "evicted", None if keys.size == count else keys[count:])
+            keys = keys[:count]
         elif excess > 0 or excess_bytes > 0:
             blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
             if blocked is not None:
@@ -467,19 +468,22 @@ class Table:
         return None
 
     def _evict(self, items: int, nbytes: int) -> None:
-        keep = bool(self._effects.followers)
-        gone, evicted = self._storage.evict(self._remover, items, nbytes, keep)
-        if not keep:
+        effects = self._effects
+        gone, evicted = self._storage.evict(self._remover, items, nbytes, effects.readers)
+        if not effects.followers:
             self._left(gone, "evicted", None)
+            return
         for part in evicted:
             self._left(part.count, "evicted", part)
 
-    def _left(self, gone: int, reason: str, items: Chosen | None) -> None:
+    def _left(self, gone: int, reason: str, items: Chosen | Keys | None) -> None:
         """Items have left: count them, and tell those who follow."""
         self._counts.removals += gone
         self._removed[reason] = self._removed.get(reason, 0) + gone
         if items is None:
             self._effects.number += 1
+        elif isinstance(items, np.ndarray):
+            self._effects.emit(Removed, items, reason, None)
         else:
             self._effects.emit(Removed, items.keys, reason, items)
         self._gate.departures.changed(gone)
@@ -718,7 +722,7 @@ class Table:
         with self._transaction():
             self._enter()
             held = self._leases.end(lease)
-            done = self._storage.remove(held.keys, bool(self._effects.followers))
+            done = self._storage.remove(held.keys, self._effects.readers)
             self._left(done.count, "confirmed", done)
             number = self._done()
         self._effects.settle(number)
@@ -902,7 +906,7 @@ class Table:
             if self._schema is not None:
                 found = self._storage.find(given, bound, visible=True)
             if found.size:
-                gone = self._storage.delete(found, bool(self._effects.followers))
+                gone = self._storage.delete(found, self._effects.readers)
                 self._left(gone.count, "deleted", gone)
             number = self._done()
         self._effects.settle(number)
@@ -916,7 +920,7 @@ class Table:
             if len(self._storage):
                 everything = self._storage.find(None, None, visible=False)
                 self._storage.hide(everything)
-                gone = self._storage.remove(everything, bool(self._effects.followers))
+                gone = self._storage.remove(everything, self._effects.readers)
                 self._left(gone.count, "cleared", gone)
             number = self._done()
         self._effects.settle(number)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 OVERHEAD = 64  # bytes that an entry takes beside its payload, about
 FLUSH_AT = 8 << 20  # bytes that are written without waiting for the interval
+MOST_QUEUED = 64 << 20  # bytes of a member that may wait: beyond, its callers wait
 
 
 class Journaled(ABC):
@@ -71,15 +72,20 @@ class Journaled(ABC):
         A follower that changes the table does so under its lock: the call that it follows waits
         for both.
         """
-        assert self.writer is not None
+        writer = self.writer
+        assert writer is not None
+        if writer.calm and self.told - self.written <= MOST_QUEUED:
+            return
         lock: Any = self.transaction()
         if not lock._is_owned():
-            self.writer.settle(self, number)
+            writer.settle(self, number)
 
     async def settle_async(self, number: int) -> None:
         """The same for a coroutine."""
-        assert self.writer is not None
-        await self.writer.settle_async(self, number)
+        writer = self.writer
+        assert writer is not None
+        if not writer.calm or self.told - self.written > MOST_QUEUED:
+            await writer.settle_async(self, number)
 
     def follow(self, effect: Any) -> None:
         """An effect is told when it is emitted, while its items are there; not here."""

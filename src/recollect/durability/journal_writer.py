@@ -19,13 +19,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from recollect.durability.journal_log import Lock, Log
-from recollect.durability.journal_member import Journaled
+from recollect.durability.journal_member import MOST_QUEUED, Journaled
 from recollect.durability.journal_records import MARK, STATE, Entry, encode
 from recollect.errors import JournalError
 
 log = logging.getLogger("recollect.durability")
 
-MOST_QUEUED = 64 << 20  # bytes that may wait: beyond, callers wait until some are written
 GIVEN_UP = 512 << 20  # bytes that wait for a broken disk: beyond, the journal ends
 PATIENCE = 0.05  # seconds that a flush waits for a member's lock, before it does without its state
 RETRY = 0.1  # seconds until a failed write is tried again
@@ -67,6 +66,7 @@ class Writer:
         self._goodbye = log.number if closed else -1  # where a record would say it again
         self._ended: str | None = None  # why nothing is written any more
         self._closing = False
+        self.calm = not self._always  # whether a call need not even ask
         self._last = 0.0
         self._compacting: threading.Thread | None = None
         for place, member in enumerate(members):
@@ -91,11 +91,8 @@ class Writer:
 
     def settle(self, member: Journaled, number: int) -> None:
         """Return when a member's effects up to a number are as safe as was promised."""
-        well = self._failure is None and self._ended is None
-        if well and not self._always and self.queued <= MOST_QUEUED:
-            return
         done = self._done(member, number)
-        if well and done():
+        if self._failure is None and self._ended is None and done():
             return
         with self._changed:
             failures = self._failures
@@ -122,7 +119,7 @@ class Writer:
 
     def _done(self, member: Journaled, number: int) -> Callable[[], bool]:
         if not self._always:
-            return lambda: self.queued <= MOST_QUEUED
+            return lambda: member.told - member.written <= MOST_QUEUED
         noted = member.noted
         return lambda: member.durable_number >= number and member.durable_position >= noted
 
@@ -196,6 +193,7 @@ class Writer:
                     )
             else:
                 self._failure = None
+            self.calm = worked and not self._always and self._ended is None
         self._tell_waiters()
         if worked and self.log.bytes >= self.compact_at and not self._closing:
             self.start_compacting()
@@ -317,6 +315,7 @@ class Writer:
             failure = self._failure
             if self._ended is None:
                 self._ended = f"{self.path}: the journal is closed"
+            self.calm = False
         self._lock.release()
         _open.discard(self)
         self._tell_waiters()
@@ -343,6 +342,7 @@ class Writer:
             "forked from; make tables in the process that uses them"
         )
         self._closing = True
+        self.calm = False
         self._queue.clear()
         self._lock.release()
 

@@ -523,7 +523,7 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
     a slot stays a member, and only its weight is computed anew. One location stands for
-    consecutive rows.
+    consecutive rows. Where there is room behind the new keys, the keys of those that left go there.
     """
     x = table[order]
     following = int32_at(x[A_NEXT])
@@ -549,6 +549,8 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
                 _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
             left, leaving = segment, np.int64(0)
         leaving += 1
+        if keys_out.size > n:
+            keys_out[n + i] = np.uint64(records[4 * slot + KEY])
         records[4 * slot + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)

@@ -303,7 +303,7 @@ class Core:
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
         """Groups leave the storage and the buffer."""
         kind = KIND_OF.get(reason, "discarded")
-        keep = bool(self.table._effects.followers) or self.events.wants(kind)
+        keep = self.table._effects.readers or self.events.wants(kind)
         remove = self.storage.remove if hidden else self.storage.delete
         self.gone(remove(keys, keep), reason)
 

@@ -236,7 +236,7 @@ class MemoryStorage:
         self._tidy(rows.opened if self._shared is None else rows.opened + self._shared.opened)
         return keys
 
-    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+    def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         rows, items, indexing, count = self._rows, self._items, self._indexing, new.count
         if not items.plain or rows is None or rows.tracking:
             return None
@@ -253,7 +253,7 @@ class MemoryStorage:
         else:
             self._indexing.expect(priority)
         locations, payload = rows.append(new.rows, ONE_ROW, count)
-        keys = np.empty(count, np.uint64)
+        keys = np.empty(2 * count if tell else count, np.uint64)
         slots = np.empty(count, np.int64)
         if rows.opened != self._opened:
             self._show_segments()
@@ -370,8 +370,7 @@ class MemoryStorage:
         goal = self.nbytes - nbytes
         while n > 0 or (nbytes > 0 and self.nbytes > goal):
             evicted = self._do(selector, EVICT, max(n, 1), None, False, 0)
-            if keep:
-                kept.append(self._pin_for_long(evicted))
+            kept.append(self._pin_for_long(evicted) if keep else evicted)
             self._release(evicted.slots)
             gone += evicted.count
             n = 0
