@@ -112,6 +112,12 @@ class Checkpoints:
         self.interval = None if interval is None else whole("interval", interval, 1)
         self.keep_last = None if keep_last is None else whole("keep_last", keep_last, 1)
         self.timeout = time_span("timeout", timeout)
+        signals = flag("signals", signals)
+        address = None
+        if http is not None:
+            from recollect.durability.requesting import address_of
+
+            address = address_of(http, self.rank)
         self._store = store
         members_of(store)  # raises where it is nothing that can be saved
         self._changed = threading.Condition()  # guards what follows
@@ -135,13 +141,12 @@ class Checkpoints:
         )
         self._thread.start()
         self._server: RequestServer | None = None
-        if http is not None:
-            from recollect.durability.requesting import RequestServer, address_of
+        if address is not None:
+            from recollect.durability.requesting import RequestServer
 
-            address = address_of(http, self.rank)
             self._server = RequestServer(address, self.request, 2 * self.timeout)
         self._signals: Signals | None = None
-        if flag("signals", signals):
+        if signals:
             from recollect.durability.signals import Signals
 
             self._signals = Signals(self._signalled, self._crash)
@@ -162,6 +167,7 @@ class Checkpoints:
         step = whole("step", step, 0)
         with self._changed:
             self._step = step
+            self._changed.notify_all()
             self._park()
             while self._bound is not None and step >= self._bound:
                 self._changed.wait(self.timeout)  # the thread always ends this
@@ -287,8 +293,10 @@ class Checkpoints:
 
     def _agree(self) -> None:
         with self._changed:
-            self._bound = 0 if self._step is None else self._step + 1
-            bound = self._bound
+            # before its first step is completed, a rank does not know with which it begins
+            self._changed.wait_for(lambda: self._step is not None or self._closed, self.timeout)
+            bound = -1 if self._step is None else self._step + 1
+            self._bound = bound if bound >= 0 else None
         step = None
         error: RecollectError | None = None
         try:

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ PULSE = 0.2  # seconds between two collectives
 PROCESSES = 1.0  # seconds between two looks whether processes are still there
 REMEMBERED = 8  # rounds whose values stay readable for those that are slow
 
+GIVEN_UP = -1  # the value of a round that came to nothing
 RUNNING, WANTS, LEFT, CRASHED = 0, 1, 2, 3  # what a rank says of itself
 
 
@@ -63,7 +64,7 @@ class Agreement(Protocol):
         ...
 
     def agree(self, value: int) -> int:
-        """The highest value that any rank gives; every rank must come here."""
+        """The highest value that any rank gives; every rank must come here. -1 gives none."""
         ...
 
     def tell_crash(self) -> None:
@@ -187,41 +188,71 @@ class ThroughFiles:
         fresh = self._fresh()
         crashed = {rank for rank, peer in fresh.items() if peer["state"] == CRASHED}
         return News(
-            begun=wants or any(peer["round"] > self._round for peer in fresh.values()),
+            begun=wants or self._begun(fresh) > self._round,
             crashed=sorted(crashed | self._gone),
             left=sorted(rank for rank, peer in fresh.items() if peer["state"] == LEFT),
         )
 
     def agree(self, value: int) -> int:
         self._read()
-        rounds = [peer["round"] for peer in self._fresh().values()]
-        begun = max(rounds, default=0)
-        self._round = begun if begun > self._round else self._round + 1
+        fresh = self._fresh()
+        begun = self._begun(fresh)
+        passed = max((peer["round"] for peer in fresh.values()), default=0)
+        self._round = begun if begun > self._round else max(self._round, passed) + 1
+        self._answer(value)
+        deadline = time.monotonic() + self._timeout
+        try:
+            while True:
+                if value == GIVEN_UP:
+                    raise WaitTimeout("this rank completed no step in time, so none was agreed on")
+                answers = self._answers(deadline)
+                if answers is not None:
+                    return max(value, *answers)
+                time.sleep(LOOK / 2)
+        except RecollectError:
+            self._answer(GIVEN_UP)  # so that one that comes late does not take it for agreed
+            raise
+
+    def _begun(self, fresh: Mapping[int, Mapping[str, Any]]) -> int:
+        """The latest round that a rank has begun and that nobody has given up, 0 without any."""
+        given_up = {
+            int(number)
+            for peer in fresh.values()
+            for number, value in peer["values"].items()
+            if value == GIVEN_UP
+        }
+        rounds = {peer["round"] for peer in fresh.values()} - given_up
+        return max(rounds, default=0)
+
+    def _answer(self, value: int) -> None:
+        """Write this rank's value of the round."""
         kept = {n: v for n, v in self._values.items() if n > self._round - REMEMBERED}
         self._values = {**kept, self._round: value}
         self._write()
-        deadline = time.monotonic() + self._timeout
-        while True:
-            self._read()
-            self._look_at_processes()
-            fresh = self._fresh()
-            answers: dict[int, int] = {
-                rank: peer["values"].get(str(self._round))
-                for rank, peer in fresh.items()
-                if peer["values"].get(str(self._round)) is not None
-            }
-            if len(answers) == self._size - 1:
-                return max(value, *answers.values())
-            silent = [r for r in range(self._size) if r != self._rank and r not in answers]
-            ended = [r for r in silent if r in self._gone or _over(fresh.get(r))]
-            if ended:
-                raise RanksGone(f"{_ranks(ended)} crashed or ended, so no step can be agreed on")
-            if time.monotonic() >= deadline:
-                raise WaitTimeout(
-                    f"{_ranks(silent)} did not answer within {self._timeout:g} s, so no step could "
-                    "be agreed on; is every rank running, and calling with the same path?"
-                )
-            time.sleep(LOOK / 2)
+
+    def _answers(self, deadline: float) -> list[int] | None:
+        """The values of all others, None while some are missing; raises where they won't come."""
+        self._read()
+        self._look_at_processes()
+        fresh, number = self._fresh(), str(self._round)
+        answers = {
+            r: peer["values"][number] for r, peer in fresh.items() if number in peer["values"]
+        }
+        gave_up = [rank for rank, answer in answers.items() if answer == GIVEN_UP]
+        if gave_up:
+            raise WaitTimeout(f"{_ranks(gave_up)} waited too long for the others and gave up")
+        if len(answers) == self._size - 1:
+            return list(answers.values())
+        silent = [r for r in range(self._size) if r != self._rank and r not in answers]
+        ended = [r for r in silent if r in self._gone or _over(fresh.get(r))]
+        if ended:
+            raise RanksGone(f"{_ranks(ended)} crashed or ended, so no step can be agreed on")
+        if time.monotonic() >= deadline:
+            raise WaitTimeout(
+                f"{_ranks(silent)} did not answer within {self._timeout:g} s, so no step could be "
+                "agreed on; is every rank running, and calling with the same path?"
+            )
+        return None
 
     def tell_crash(self) -> None:
         self._state = CRASHED
@@ -277,7 +308,11 @@ class ThroughGathers:
         )
 
     def agree(self, value: int) -> int:
-        return max(self._gathered(value))
+        values = self._gathered(value)
+        silent = [rank for rank, one in enumerate(values) if one == GIVEN_UP]
+        if silent:
+            raise WaitTimeout(f"{_ranks(silent)} completed no step in time, so none was agreed on")
+        return max(values)
 
     def tell_crash(self) -> None:
         self._state = CRASHED

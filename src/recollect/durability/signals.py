@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from multiprocessing import util
@@ -21,6 +22,7 @@ from typing import Any
 REQUEST = signal.SIGUSR2
 TERMINATE = signal.SIGTERM
 STOP = b"\0"
+LATER = 0.05  # seconds after which a signal must have come through the pipe
 PATIENCE = 2.0  # seconds for the main thread to end the process, before it is ended for it
 
 Handler = Any  # what signal.getsignal returns
@@ -39,6 +41,8 @@ class Signals:
         self._pipe: tuple[int, int] | None = None
         self._wakeup = -1  # whom the interpreter wrote to before
         self._saved = False  # a SIGTERM came, and what it asks for is done
+        self._counts: dict[int, list[int]] = {REQUEST: [0, 0], TERMINATE: [0, 0]}  # read, handled
+        self._paused = False  # a fork is under way
         self._hook = sys.excepthook
         self._mine = self._excepthook
         sys.excepthook = self._mine
@@ -73,7 +77,9 @@ class Signals:
             if self._wakeup >= 0:
                 os.write(self._wakeup, numbers)
             for number in numbers:
-                self._heard(number)
+                if number in self._counts:
+                    self._counts[number][0] += 1
+                    self._heard(number)
 
     def _heard(self, number: int) -> None:
         if number == REQUEST and number in self._before:
@@ -93,11 +99,16 @@ class Signals:
         if self._saved and number == TERMINATE:
             self._as_before(number, frame)
             return
-        assert self._pipe is not None
-        current = signal.set_wakeup_fd(-1)
-        signal.set_wakeup_fd(current, warn_on_full_buffer=False)
-        if current != self._pipe[1]:  # somebody else listens now, such as an event loop
-            threading.Thread(target=self._heard, args=(number,), daemon=True).start()
+        self._counts[number][1] += 1
+        threading.Thread(target=self._look_again, args=(number,), daemon=True).start()
+
+    def _look_again(self, number: int) -> None:
+        """A signal that did not come through the pipe: an event loop listens now, or a fork ran."""
+        time.sleep(LATER)
+        read, handled = self._counts[number]
+        if read < handled:
+            self._counts[number][0] = handled
+            self._heard(number)
 
     def _as_before(self, number: int, frame: FrameType | None) -> None:
         before = self._before[number]
@@ -122,6 +133,19 @@ class Signals:
             self._crashed(type(error).__name__)
 
     # -- the end ----------------------------------------------------------------------------------
+    def before_fork(self) -> None:
+        """A child has the same pipe: what it is told must not come out of it here."""
+        if self._pipe is not None and threading.current_thread() is threading.main_thread():
+            current = signal.set_wakeup_fd(-1)
+            self._paused = current == self._pipe[1]
+            if not self._paused:
+                signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+
+    def after_fork(self) -> None:
+        if self._paused and self._pipe is not None:
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+        self._paused = False
+
     def forget(self) -> None:
         """In a child that was forked: signals are none of its business."""
         if self._pipe is not None:
@@ -157,10 +181,20 @@ class Signals:
 _live: weakref.WeakSet[Signals] = weakref.WeakSet()
 
 
+def _before_fork() -> None:
+    for signals in list(_live):
+        signals.before_fork()
+
+
 def _after_fork() -> None:
+    for signals in list(_live):
+        signals.after_fork()
+
+
+def _in_child() -> None:
     for signals in list(_live):
         signals.forget()
     _live.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
