@@ -56,8 +56,7 @@ async def generate(
     buffer: rc.RolloutBuffer, policy: Policy, group: rc.Group, rng: random.Random
 ) -> None:
     """Answer a prompt and put the group; one that has expired meanwhile is answered again."""
-    if not buffer.reserve(1, group.task):
-        return  # never begin what could not be stored
+    await buffer.reserve_all(1, group.task)  # never begin what could not be stored
     version = policy.version
     for rollout in group:
         if rollout.status != rc.Status.COMPLETED:  # fresh answers of a retried group stay

@@ -357,16 +357,24 @@ class Model:
         self.promised[task] = max(0, self.promised[task] - 1)
 
     def make_room(self, group: ModelGroup, replaced: ModelGroup | None) -> bool:
-        if self.capacity is None or replaced is not None:
+        """What was trained makes room first; nobody leaves for a group that does not come in."""
+        if self.capacity is None:
             return True
         reserved = self.promised[group.task] > 0
-        over = len(self.groups) + 1 - self.capacity
-        if self.overflow != "drop_stalest":
-            over += self.promised.total() - reserved
-        for archived in sorted(self.visible(status="ARCHIVED"), key=lambda g: g.arrival):
-            if over > 0:
-                self.groups.remove(archived)
-                over -= 1
+        over = len(self.groups) + (replaced is None) - self.capacity
+        archived = sorted(self.visible(status="ARCHIVED"), key=lambda g: g.arrival)
+        if self.overflow == "drop_stalest":
+            archived = [g for g in archived if g is not replaced]
+            if over > len([g for g in self.visible() if g is not replaced]):
+                raise WouldWait
+        else:
+            stays = len(self.groups) - len(archived)
+            again = replaced is None or replaced.archived_at is not None
+            if stays + again + self.promised.total() - reserved > self.capacity:
+                over, archived = 1, []
+        for oldest in archived[: max(0, over)]:
+            self.groups.remove(oldest)
+            over -= 1
         if over <= 0:
             return True
         if self.overflow == "drop_newest":
@@ -384,7 +392,9 @@ class Model:
 
     def reserve(self, n: int, task: str) -> int:
         if self.capacity is not None:
-            taken = 0 if self.overflow == "drop_stalest" else len(self.groups)
+            taken = sum(g.archived_at is None for g in self.groups)  # the archive gives way
+            if self.overflow == "drop_stalest":
+                taken = sum(g.lease is not None for g in self.groups)
             n = max(0, min(n, self.capacity - taken - self.promised.total()))
         self.promised[task] += n
         return n
@@ -440,6 +450,7 @@ class Model:
             self.account(group.task).left["trained"] += 1
             self.events.append(Gone("confirmed", "trained", group.key, copy.deepcopy(group)))
             group.archived_at = held.step if step is None else step
+            self.unclaim(group)  # nobody works on what is trained
         return len(held.groups)
 
     def pass_time(self, now: float) -> None:
@@ -458,6 +469,7 @@ class Model:
                 group.deliveries += 1
         self.leases.clear()
         self.claims.clear()
+        self.promised.clear()
 
     # -- stages ---------------------------------------------------------------------------------
     def claimable(self, cell: str, task: str | None) -> list[ModelGroup]:
@@ -486,6 +498,8 @@ class Model:
     def check_batch(self, batch: rc.Batch, groups: list[ModelGroup]) -> None:
         """The columns that a trainer reads, row by row."""
         rollouts = [(r, self.rules[g.task]) for g in groups for r in g.rollouts]
+        prompts = [g.prompt for g in groups for _ in g.rollouts]
+        assert [prompt.tolist() for prompt in batch["prompt_ids"].to_list()] == prompts
         assert batch["response_ids"].to_list() == [] or batch.rows == len(rollouts)
         masks, tokens = batch["loss_mask"].to_list(), batch["response_ids"].to_list()
         for row, (rollout, rule) in enumerate(rollouts):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import recollect as rc
+from recollect.kernels import layout
 
 SMALL, LARGE = 1_000, 100_000
 TASKS = 10
@@ -342,3 +343,56 @@ def test_a_lease_that_lapses_costs_what_it_brings_back() -> None:
         clock.advance(200)
         assert table.stats()["leases"] == 0
     assert seconds[1] < 4 * seconds[0] + 20e-6
+
+
+@pytest.mark.parametrize("values", ["any", "few"])
+def test_new_items_get_the_highest_priority_whatever_changed_before(values):
+    random = np.random.default_rng(8)
+
+    def some(n):
+        return random.random(n) if values == "any" else random.integers(0, 4, n).astype(float)
+
+    table = rc.Table("t", capacity=700, sampler=rc.Prioritized(), seed=0)
+    now = {}
+    for _ in range(600):
+        turn = random.integers(5)
+        if turn == 0 or not now:
+            highest = max(now.values(), default=1.0)
+            (key,) = table.insert({"x": [0]})
+            now[int(key)] = highest
+        elif turn == 1:
+            priorities = some(random.integers(1, 60))
+            keys = table.insert({"x": [0] * priorities.size}, priority=priorities)
+            now.update(zip(keys.tolist(), priorities.tolist(), strict=True))
+        elif turn == 2:
+            gone = random.choice(list(now), min(len(now), 30), replace=False)
+            table.delete(gone.astype(np.uint64))
+            for key in gone.tolist():
+                del now[key]
+        else:
+            keys = random.choice(list(now), min(len(now), 40), replace=False).astype(np.uint64)
+            if turn == 3:  # the highest go down, as what a learner has seen does
+                keys = np.array(sorted(now, key=lambda key: -now[key])[:40], np.uint64)
+            priorities = some(keys.size)
+            table.update(keys, priority=priorities)
+            now.update(zip(keys.tolist(), priorities.tolist(), strict=True))
+        for key in list(now)[: max(len(now) - 700, 0)]:
+            del now[key]
+        assert table._storage.highest_priority() == max(now.values(), default=1.0)
+
+
+def test_the_highest_priority_costs_what_changed():
+    visits = {}
+    for size in (4096, 65536):
+        table = rc.Table("t", capacity=size, sampler=rc.Prioritized(), seed=0)
+        table.insert({"x": np.zeros(size)}, priority=np.arange(1.0, size + 1))
+        block = table._storage._items.block
+        begin = 0
+        for _ in range(64):
+            keys = table.sample(32).info.keys
+            table.update(keys, priority=0.5)
+            before = int(block[layout.VISITS])
+            table._storage.highest_priority()
+            begin += int(block[layout.VISITS]) - before
+        visits[size] = begin
+    assert visits[65536] <= 2 * visits[4096] + 64 * 32

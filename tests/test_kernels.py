@@ -71,6 +71,7 @@ def test_two_processes_that_begin_at_once_compile_once(warm):
     indexes = [file for file in files if file.suffix == ".nbi"]
     data = [file for file in files if file.suffix == ".nbc"]
     assert len(data) == len(indexes)  # a kernel that two compiled would have two
+    assert not list(folder.rglob("claims-*"))
 
 
 def test_whoever_waits_longer_than_two_seconds_is_told_why(warm):
@@ -139,16 +140,14 @@ def test_a_quick_start_says_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with compiling.compiling("tests"):
-            pass
+        compiling.compiled("tests", lambda: None)
     assert capsys.readouterr().err == ""
 
 
 def test_a_slow_start_says_so_once_after_its_patience(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "PATIENCE", 0.05)
-    with compiling.compiling("tests"):
-        time.sleep(0.3)
+    compiling.compiled("tests", lambda: time.sleep(0.3))
     assert capsys.readouterr().err.count(MESSAGE) == 1
 
 
@@ -195,6 +194,43 @@ def test_every_kernel_has_one_signature():
 
 def test_the_lock_file_is_left_for_others(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
-    with compiling.compiling("tests"):
-        (lock,) = tmp_path.rglob("lock")
-        assert stat.S_ISREG(lock.stat().st_mode)
+    compiling.compiled("tests", lambda: None)
+    (lock,) = tmp_path.rglob("lock")
+    assert stat.S_ISREG(lock.stat().st_mode)
+
+
+@pytest.mark.parametrize("claimed", [[], [0], [1], [0, 1]])
+def test_what_a_second_process_claimed_and_did_not_compile_is_compiled(
+    tmp_path, monkeypatch, claimed
+):
+    """The helper dies, in the middle of its work or before."""
+    claim = f"import sys, os\nfor n in {claimed}: open(os.path.join(sys.argv[3], str(n)), 'w')\n"
+    monkeypatch.setattr(compiling, "_HELP", claim + "os.kill(os.getpid(), 9)")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
+
+    def make():
+        while claimed and len(list(tmp_path.rglob("claims-*/*"))) < len(claimed):
+            time.sleep(0.01)
+
+        @compiling.kernel("int64(int64)")
+        def one_more(number):
+            return number + 1
+
+        @compiling.kernel("int64(int64)")
+        def two_more(number):
+            return number + 2
+
+        return one_more, two_more
+
+    one_more, two_more = compiling.compiled("tests", make)
+    assert len(one_more.signatures) == len(two_more.signatures) == 1
+    assert (one_more(1), two_more(1)) == (2, 3)
+    assert not list(tmp_path.rglob("claims-*"))
+
+
+def test_one_core_compiles_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
+    assert compiling.compiled("tests", lambda: "made") == "made"

@@ -281,6 +281,19 @@ def test_capacity_in_bytes_follows_the_overflow(overflow):
     assert buffer.nbytes <= 3000
 
 
+def test_a_group_that_replaces_another_may_use_the_bytes_of_its_blobs():
+    buffer = made(capacity_bytes=1200, overflow="raise")
+    buffer.put(group("a", blobs={"image": [b"x" * 700]}), version=0)
+    buffer.put(group("a", blobs={"image": [b"y" * 700]}), version=0)
+    assert buffer.nbytes <= 1200
+    buffer.put(group("a", blobs={"image": [b"y" * 700, b"z" * 100]}), version=0)  # y stays
+    assert (buffer.nbytes > 800, buffer.stats()["blobs"]) == (True, 2)
+    buffer.put(group("b", blobs={"image": [b"y" * 700]}), version=0)
+    with pytest.raises(rc.BufferFull):  # b refers to y, too, so it does not leave with a
+        buffer.put(group("a", blobs={"image": [b"w" * 300]}), version=0)
+    assert buffer.count() == 2
+
+
 def test_a_put_that_waits_for_leased_bytes_drops_nothing():
     buffer = made(capacity_bytes=3000, overflow="drop_stalest")
     for name in "abcd":
@@ -496,16 +509,63 @@ def test_leased_groups_are_not_counted_and_are_in_len():
     assert (account["stored"], account["leased"], account["taken"]) == (1, 2, 2)
 
 
-def test_several_buffers_share_one_store(tmp_path):
-    training = rc.RolloutBuffer(name="training", staleness=PATIENT)
-    evaluation = rc.RolloutBuffer(name="evaluation", staleness=PATIENT)
-    store = rc.Store([training.table, evaluation.table])
+def two_buffers():
+    buffers = [
+        rc.RolloutBuffer(name=name, staleness=PATIENT, order=rc.Fifo(), needs=needs)
+        for name, needs in (("training", ("reward",)), ("evaluation", ()))
+    ]
+    return buffers, rc.Store([buffer.table for buffer in buffers])
+
+
+def test_several_buffers_share_one_store():
+    (training, evaluation), store = two_buffers()
     training.sync.put(group("a"), version=0)
     evaluation.sync.put(group("b"), version=0)
     evaluation.sync.put(group("c"), version=0)
     assert (len(store["training"]), len(store["evaluation"])) == (1, 2)
     assert names(training.sync.take(9)) == ["a"]
     assert names(evaluation.sync.take(9)) == ["b", "c"]
+
+
+def test_a_store_saves_its_buffers_whole(tmp_path):
+    (training, evaluation), store = two_buffers()
+    blobs = {"image": [b"cat"]}
+    for name in "abc":
+        training.sync.put(group(name, rollout(2, rollout_id=name), blobs=blobs), version=1)
+    evaluation.sync.put(group("d", blobs=blobs), version=0)
+    training.sync.annotate(["b"], 0, reward=[1.0])
+    training.sync.confirm(training.sync.take(1, lease=True).lease)
+    training.sync.take(1, lease=True)
+    training.sync.advance(3)
+    training.reserve(2, "math")
+    store.save(tmp_path / "step-3")
+    (restored, other), again = two_buffers()
+    again.load(tmp_path / "step-3")
+    assert restored.train_step == 3
+    assert [restored.stats()[name] for name in ("blobs", "promised")] == [1, {}]
+    account = restored.accounts()["math"]
+    assert (account["put"], account["stored"], account["left"]) == (3, 2, {"trained": 1})
+    assert names(restored.sync.claim(9, lacks="reward")) == ["c"]
+    assert names(restored.sync.take_batch({"math": 1}).groups["math"]) == ["b"]
+    assert restored.sync.annotate(["c"], 0, reward=[1.0]).tolist() == [True]
+    [last] = restored.sync.take_batch({"math": 1}).groups["math"]
+    assert (last.group_id, last.blobs) == ("c", blobs)
+    assert restored.nbytes == 0
+    assert names(other.sync.take(9)) == ["d"]
+
+
+def test_a_buffer_and_a_table_are_not_taken_for_each_other(tmp_path):
+    (training, _), store = two_buffers()
+    training.sync.put(group("a"), version=0)
+    store.save(tmp_path / "buffers")
+    table = training.table
+    options = {"tags": table._tags, "partition_by": table.partition_by, "capacity": 1 << 40}
+    plain = rc.Store([rc.Table(name, **options) for name in store])
+    with pytest.raises(rc.SnapshotError, match="saved as a rollout buffer and this is a table"):
+        plain.load(tmp_path / "buffers")
+    plain.save(tmp_path / "tables")
+    with pytest.raises(rc.SnapshotError, match="saved as a table and this is a rollout buffer"):
+        two_buffers()[1].load(tmp_path / "tables")
 
 
 def test_discard_removes_by_key_with_a_reason():

@@ -66,6 +66,10 @@ def put_and_discard(buffer: rc.RolloutBuffer) -> None:
     buffer.sync.discard([key])
 
 
+def reserve_and_give_back(buffer: rc.RolloutBuffer) -> None:
+    assert buffer.sync.reserve_all(3, "math", timeout=0) == buffer.unreserve(3, "math")
+
+
 def stats(buffer: rc.RolloutBuffer) -> None:
     buffer.stats()
 
@@ -79,6 +83,7 @@ VERBS = [
     advance_that_expires_nothing,
     sample,
     put_and_discard,
+    reserve_and_give_back,
     stats,
 ]
 HANDS_OUT = (take_batch, take, sample)

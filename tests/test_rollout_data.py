@@ -335,6 +335,51 @@ def test_what_a_call_returned_is_never_written_again():
     np.testing.assert_array_equal(groups.batch["loss_mask"].values, mask)
 
 
+def test_the_batch_has_the_prompt_of_each_rollout():
+    buffer = rc.RolloutBuffer(order=rc.Fifo()).sync
+    rng = np.random.default_rng(0)
+    for n in range(12):
+        rollouts = [rollout(2) for _ in range(n % 4 + 1)]
+        for place in range(n % 3):  # some have another prompt than their group, one is empty
+            rollouts[place % len(rollouts)].prompt_ids = np.arange(5 * place, dtype=np.int32)
+        prompt = rng.integers(0, 99, n % 5)
+        buffer.put(rc.Group(rollouts, group_id=f"g{n}", prompt_ids=prompt), version=0)
+    groups = buffer.take(12)
+    for part in (groups, groups[3:7], groups[5:5]):
+        expected = [r.prompt_ids.tolist() for group in part for r in group]
+        prompts = part.batch["prompt_ids"]
+        assert [prompt.tolist() for prompt in prompts.to_list()] == expected
+        assert (prompts.dtype, len(prompts)) == (np.int32, part.batch.rows)
+    assert groups.batch is groups.batch  # made once
+
+
+def test_a_batch_without_any_prompt_has_empty_ones():
+    buffer = rc.RolloutBuffer().sync
+    buffer.put(rc.Group([rc.Rollout(None, [1], finish_reason="stop") for _ in range(3)]))
+    assert buffer.take(1).batch["prompt_ids"].lengths.tolist() == [0, 0, 0]
+    assert buffer.take(1).batch["prompt_ids"].lengths.tolist() == []
+
+
+def test_the_names_of_a_batch_are_those_that_the_guide_lists():
+    buffer = rc.RolloutBuffer().sync
+    made = rc.Rollout([1], [2], finish_reason="stop", arrays={"ref": [0.5]}, blobs={"x": [b"y"]})
+    group = rc.Group([made], prompt="1?", ground_truth="2", blobs={"image": [b"z"]})
+    buffer.put(group, version=0)
+    taken = buffer.take_batch({"default": 1})
+    names = (
+        "prompt_ids response_ids logprobs loss_mask versions dispatch_version reward status segment"
+        " attempt rollout_id finish_reason error rewards turns extras arrays"
+    )
+    assert list(taken.batch) == names.split()
+    assert list(taken.batch.shared) == ["prompt_ids", "group_id"]
+    assert set(taken.batch.present) < set(taken.batch.columns)
+    back = taken.all[0]  # objects still have everything
+    assert (back.prompt, back.ground_truth, back.blobs) == ("1?", "2", {"image": [b"z"]})
+    assert back[0].blobs == {"x": [b"y"]}
+    assert list(taken.batch.to_torch()) == names.split()
+    assert taken.batch.to_arrow().rows.column_names == list(taken.batch.columns)
+
+
 # -- blobs and shared content
 
 
@@ -352,6 +397,18 @@ def test_equal_blobs_are_stored_once_and_counted_once():
     assert (group.blobs, group[0].blobs) == ({"x": [image]}, {"image": [image]})
     assert buffer.nbytes == 0
     assert buffer.stats()["blobs"] == 0
+
+
+def test_buffers_of_one_process_share_equal_blobs():
+    """As those of one store do; each counts what it holds, and frees it with its last reference."""
+    one, other = (rc.RolloutBuffer(name=name).sync for name in ("training", "evaluation"))
+    one.put(rc.Group([rollout()], blobs={"image": [bytes(2000)]}))
+    other.put(rc.Group([rollout()], blobs={"image": [bytes(1000) * 2]}))
+    assert one.nbytes == other.nbytes > 2000
+    [mine], [theirs] = one.take(1), other.take(1)
+    assert mine.blobs["image"][0] is theirs.blobs["image"][0]
+    assert one.nbytes == other.nbytes == 0
+    assert one.stats()["blobs"] == other.stats()["blobs"] == 0
 
 
 def test_a_blob_outlives_its_store_for_whoever_took_the_group():

@@ -141,6 +141,17 @@ def test_leases_and_claims_count_as_given_back(way, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_reserved_room_counts_as_given_back(way, tmp_path):
+    """Producers that reserved it are gone: nobody would ever use it or give it back."""
+    options = {"tags": {"score": float}, "needs": ("reward",), "capacity": 3}
+    buffer = made(**options)
+    assert buffer.reserve(2, "math") == 2
+    other = way(buffer, tmp_path, **options)
+    assert other.stats()["promised"] == {}
+    assert other.reserve(3, "code") == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_a_restored_buffer_knows_its_ids(way, tmp_path):
     buffer = filled()
     other = way(buffer, tmp_path)

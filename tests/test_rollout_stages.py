@@ -205,6 +205,18 @@ def test_a_claim_of_groups_that_all_went_is_over():
         buffer.renew(claim.lease, 10)
 
 
+def test_a_claim_of_groups_that_were_trained_and_archived_is_over():
+    buffer = made("ab", archive=True)
+    claim = buffer.claim(2, lacks="reward", lease=True).lease
+    buffer.confirm(buffer.take(1, lease=True).lease)  # take hands out what is not ready, too
+    assert buffer.renew(claim, 30).id == claim.id  # b is still to be done
+    buffer.confirm(buffer.take(1, lease=True).lease)
+    with pytest.raises(rc.LeaseExpired, match="have left"):
+        buffer.renew(claim, 30)
+    with pytest.raises(TimeoutError):
+        buffer.claim(1, lacks="reward", timeout=0)
+
+
 def test_a_retried_group_is_claimed_by_nobody():
     buffer = made("a", staleness=rc.Staleness())
     buffer.claim(1, lacks="reward")
@@ -258,6 +270,15 @@ def test_the_mask_is_false_where_the_group_has_gone():
     assert buffer.take(1)[0].rewards == [2.0, None]
 
 
+def test_the_mask_is_false_where_the_group_was_trained_and_archived():
+    buffer = made("a", needs=(), archive=True)
+    buffer.confirm(buffer.take_batch({"math": 1}, lease=True).lease)
+    assert buffer.annotate(["a0", "a1"], 0, reward=1.0).tolist() == [False, False]
+    assert buffer.trained_at(1)[0].rewards == [None, None]
+    buffer.put(group("b", rollout(2, "b0", status="ARCHIVED")))
+    assert buffer.annotate(["b0"], 0, reward=1.0).tolist() == [False]
+
+
 def test_the_mask_is_false_where_the_rollout_waits_for_its_retry():
     buffer = made("a", staleness=rc.Staleness())
     buffer.advance(2)
@@ -288,6 +309,26 @@ def test_annotations_add_columns_that_no_group_had():
     (taken,) = buffer.take_batch({"math": 1}, timeout=0).groups["math"]
     assert taken.group_id == "b"
     assert taken[1].arrays["values"].shape == (3, 4)
+
+
+def test_a_mask_that_comes_late_decides_when_the_rollout_expires():
+    rule = rc.Staleness(max_staleness=9, max_token_staleness=1)
+    buffer = made(needs=("loss_mask",), staleness=rule)
+    given = rollout(3, "a", versions=[1, 2, 4], finish_reason="stop")
+    key = buffer.put(group("a", given))
+    buffer.put(group("b", rollout(1, "b", versions=[4])))
+    buffer.advance(5)
+    flags = {"loss_mask": [np.array([1, 1, 0], np.int8)]}
+    assert buffer.annotate(["a"], 0, arrays=flags).tolist() == [True]
+    # without the last token nothing trains from step 5 on: 2 is as old as may be at step 4
+    assert buffer.count(status="EXPIRED") == 1
+    assert (buffer.get([key])[0][0].attempt, buffer.accounts()["math"]["expired"]) == (1, 1)
+    with pytest.raises(rc.InvalidValue, match="loss_mask: expected 0 or 1"):
+        buffer.annotate(["b"], 0, arrays={"loss_mask": [np.array([2])]})
+    buffer.annotate(["b"], 0, arrays={"loss_mask": [np.array([1])]})
+    assert buffer.is_ready({"math": 1})
+    assert buffer.advance(6) == {}
+    assert buffer.advance(7) == {"math": 1}
 
 
 def test_annotating_keeps_the_key_the_place_and_the_other_cells():

@@ -438,6 +438,87 @@ def test_a_task_whose_groups_expire_faster_than_they_are_taken_starves(caplog):
     assert "math" in record.getMessage()
 
 
+@pytest.mark.parametrize("call", ["take_batch", "sample"])
+def test_a_trainer_that_names_its_step_when_it_takes_is_warned_too(call, caplog):
+    buffer = made(on_expire="discard")
+    with caplog.at_level(logging.WARNING, "recollect.rollouts"):
+        for step in range(1, 5):
+            for _ in range(4):
+                buffer.put(group(), version=step - 1)
+            buffer.put(group(task="code"), version=step - 1)
+            if call == "sample":
+                buffer.sample(1, task="code", train_step=step)
+            else:
+                buffer.take_batch({"code": 1}, train_step=step)
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["task 'math' starves"]
+    assert buffer.accounts()["math"]["starves"]
+
+
+def test_a_task_that_is_sampled_does_not_starve(caplog):
+    """Groups that are reused until they expire have done their work."""
+    rule = rc.Staleness(on_expire="discard")
+    buffer = rc.RolloutBuffer(staleness=rule, order=rc.Fifo(), max_uses=0).sync
+    with caplog.at_level(logging.WARNING, "recollect.rollouts"):
+        for step in range(1, 5):
+            for _ in range(4):
+                buffer.put(group(), version=step - 1)
+            for _ in range(3):
+                buffer.sample(2, train_step=step)
+    account = buffer.accounts()["math"]
+    assert (account["expired"], account["taken"], account["sampled"]) == (12, 0, 24)
+    assert caplog.records == []
+    assert not account["starves"]
+
+
+def test_accounts_count_per_task_with_reasons():
+    """Put, stored, leased, taken, expired, retried, and every way to leave, each in its task."""
+    rules = {
+        "math": rc.Staleness(max_retries=1),
+        "code": rc.Staleness(on_expire="discard"),
+        "chat": PATIENT,
+    }
+    buffer = rc.RolloutBuffer(staleness=rules, capacity=6, overflow="drop_newest").sync
+    for _ in range(2):
+        buffer.put(group(), version=0)
+        buffer.put(group(task="code"), version=0)
+    keys = [buffer.put(group(task="chat"), version=0) for _ in range(2)]
+    assert buffer.put(group(task="chat"), version=0) is None
+    lease = buffer.take_batch({"math": 1}, lease=True).lease
+    buffer.advance(2)
+    buffer.confirm(lease)
+    buffer.discard(keys[:1], "too easy")
+    buffer.take(1, "chat")
+    names = ("put", "stored", "leased", "taken", "expired", "retried", "left")
+    accounts = buffer.accounts()
+    found = {task: tuple(accounts[task][name] for name in names) for task in rules}
+    assert found == {
+        "math": (2, 1, 0, 1, 1, 1, {"trained": 1}),
+        "code": (2, 0, 0, 0, 2, 0, {"expired": 2}),
+        "chat": (3, 0, 0, 1, 0, 0, {"overflow": 1, "too easy": 1, "taken": 1}),
+    }
+
+
+def test_quantiles_are_per_task_and_go_on_after_a_restore():
+    clock = rc.ManualClock(1000)
+    buffer = rc.RolloutBuffer(staleness=PATIENT, clock=clock)
+    buffer.sync.put(group(), version=0)
+    clock.advance(5)
+    buffer.sync.put(group(task="code"), version=3)
+    buffer.sync.put(group(task="chat"))  # without a version it has no lag
+    buffer.sync.advance(6)
+    other = rc.RolloutBuffer(staleness=PATIENT, clock=clock)
+    other.restore(buffer.state())
+    clock.advance(2)
+    for each in (buffer, other):
+        accounts = each.accounts()
+        assert {task: account["lag"].get("p50") for task, account in accounts.items()} == {
+            "math": 5,
+            "code": 2,
+            "chat": None,
+        }
+        assert [accounts[task]["age"]["p99"] for task in ("math", "code")] == [7, 2]
+
+
 def test_accounts_have_quantiles_of_age_and_lag():
     clock = rc.ManualClock(1000)
     buffer = rc.RolloutBuffer(staleness=PATIENT, clock=clock).sync

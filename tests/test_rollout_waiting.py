@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
 
@@ -66,7 +67,7 @@ def visible_state(buffer):
     stats = buffer.stats()
     for name in ("effects",):
         stats.pop(name)
-    return stats, buffer.accounts(), buffer.counts(), len(buffer)
+    return stats, buffer.accounts(), buffer.counts(), len(buffer), list(buffer.table.columns)
 
 
 # -- waking
@@ -295,6 +296,39 @@ def test_cancelling_a_waiting_call_leaves_no_trace(name):
     asyncio.run(main())
 
 
+def test_cancelling_an_annotation_that_waits_for_bytes_leaves_no_trace():
+    async def main():
+        buffer = made(capacity_bytes=400, clock=rc.ManualClock())
+        await buffer.put(group("a", rollout_id="a", arrays={"x": np.zeros(1)}), version=0)
+        await buffer.put(group("b", tokens=20), version=0)
+        before = visible_state(buffer)
+        room = 400 - buffer.nbytes
+        cells = {"x": [np.zeros(room // 8 + 2)]}
+        task = asyncio.create_task(buffer.annotate(["a"], 0, arrays=cells))
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert visible_state(buffer) == before
+        assert (await buffer.take(1))[0][0].arrays["x"].tolist() == [0]
+
+    asyncio.run(main())
+
+
+def test_a_put_that_is_refused_adds_no_column():
+    """Whoever puts the array first decides its type; who was turned away decides nothing."""
+    buffer = made(capacity=1, overflow="raise").sync
+    buffer.put(group("a"), version=0)
+    before = list(buffer.table.columns)
+    with pytest.raises(rc.BufferFull):
+        buffer.put(group("b", arrays={"new": np.zeros(2)}), version=0)
+    assert list(buffer.table.columns) == before
+    buffer.take(1)
+    buffer.put(group("c", arrays={"new": np.zeros((2, 3), np.int16)}), version=0)
+    assert buffer.take(1)[0][0].arrays["new"].dtype == np.int16
+
+
 def test_a_wait_that_timed_out_leaves_no_trace():
     buffer = made(clock=None).sync
     buffer.put(group("a"), version=0)
@@ -327,3 +361,19 @@ def test_a_coroutine_that_is_cancelled_as_it_wakes_loses_no_group():
             assert len(buffer) == 0
 
     asyncio.run(main())
+
+
+def test_both_faces_have_the_same_calls():
+    def calls(face):
+        return {name for name in dir(face) if not name.startswith("_")} - {"sync"}
+
+    buffer = made()
+    assert calls(buffer) == calls(buffer.sync)
+    assert len(buffer) == len(buffer.sync) == 0
+    for name in calls(buffer):
+        both = (getattr(type(buffer), name), getattr(type(buffer.sync), name))
+        if callable(both[0]):
+            given = [list(inspect.signature(each).parameters.values()) for each in both]
+            assert [(p.name, p.kind, p.default) for p in given[0]] == [
+                (p.name, p.kind, p.default) for p in given[1]
+            ], name

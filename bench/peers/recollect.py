@@ -96,10 +96,14 @@ class Growth(Adapter):
         sampler = rc.StalestFirst() if "Stalest" in operation.verb else rc.Fifo()
         table = self._table(operation, sampler)
         some = make_rows(self.workload.columns, 64)
-        versions = itertools.count(operation.size)
+        rising = itertools.count(operation.size)
+        random = np.random.default_rng(1)
 
         def put_back() -> None:
-            table.insert(some, task=self.TASKS[0], version=next(versions))
+            versions: Any = next(rising)
+            if "any order" in operation.verb:  # what is put back is in any order too
+                versions += random.integers(0, operation.size, 64)
+            table.insert(some, task=self.TASKS[0], version=versions)
 
         return Call(lambda: table.take(64), 1, before=put_back)
 

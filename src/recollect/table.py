@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,14 @@ class _Insert(NewItems):
     request: Request | None = None
 
 
+class Owner(Protocol):
+    """What is built on a table and keeps state beside it: snapshots hold both."""
+
+    def _member(self) -> Any:
+        """What a snapshot of the table's store saves and loads (`durability.members`)."""
+        ...
+
+
 class Table:
     """A set of items that is sampled by one rule and evicted by another.
 
@@ -145,6 +153,7 @@ class Table:
         self.max_times_sampled = whole("max_times_sampled", max_times_sampled, 0, 1 << 30)
         seed = None if seed is None else whole("seed", seed, 0)
         self.checkpoint = flag("checkpoint", checkpoint)
+        self._owner: Owner | None = None
         self._tags = parse_tags(tags)
         self._fields = {**BUILT_IN, **self._tags}
         self.partition_by = self._check_partition(partition_by)

@@ -26,6 +26,9 @@ from recollect.storage.capture import Capture, Pages, Saved, finish
 from recollect.table import Table
 
 
+KINDS = {"items": "a table", "rollouts": "a rollout buffer", "steps": "a replay buffer"}
+
+
 @dataclass
 class Captured:
     """A member at one moment: its entry in the manifest, its items, and blobs by name."""
@@ -130,11 +133,7 @@ class TableMember:
         finish(captured.items)
 
     def check(self, entry: Mapping[str, Any], where: str) -> None:
-        if entry["kind"] != self.kind:
-            raise SnapshotError(
-                f"{where}: {self.table.name!r} was saved as {entry['kind']!r} and this is "
-                f"{self.kind!r}; load it into what it was saved from"
-            )
+        check_kind(self.kind, entry, f"{where}: table {self.table.name!r}")
         if len(in_memory(self.table)) and not self.journaled:
             raise SnapshotError(
                 f"table {self.table.name!r} is not empty; load {where} into a new store"
@@ -154,10 +153,22 @@ class TableMember:
         reset_table(self.table)
 
 
+def check_kind(kind: str, entry: Mapping[str, Any], where: str) -> None:
+    """Raise unless something was saved from what it is loaded into."""
+    if entry["kind"] != kind:
+        saved = KINDS.get(entry["kind"], repr(entry["kind"]))
+        raise SnapshotError(
+            f"{where} was saved as {saved} and this is {KINDS[kind]}; load it into what it was "
+            "saved from"
+        )
+
+
 def member_of(target: Any) -> Member:
     """The member that a table or a buffer is."""
     if isinstance(target, Table):
-        return TableMember(target)
+        if target._owner is None:
+            return TableMember(target)
+        target = target._owner
     make = getattr(target, "_member", None)
     if make is None:
         raise InvalidValue(f"expected a table or a buffer to save or load, got {shown(target)}")

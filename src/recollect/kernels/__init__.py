@@ -19,22 +19,22 @@ def load() -> Any:
 
     Returns the entry points. Never called under a table's lock.
     """
-    return _loaded.get("tables") or _load("tables", _tables)
+    return _loaded.get("tables") or _load("tables")
 
 
 def load_steps() -> Any:
     """The same for the kernels of steps and episodes, which tables do not need."""
-    return _loaded.get("steps") or _load("steps", _steps)
+    return _loaded.get("steps") or _load("steps")
 
 
 def load_tokens() -> Any:
     """The same for the kernels of rollouts."""
-    return _loaded.get("tokens") or _load("tokens", _tokens)
+    return _loaded.get("tokens") or _load("tokens")
 
 
 def load_dealing() -> Any:
     """The same for the kernel that deals saved shards out to new ones."""
-    return _loaded.get("dealing") or _load("dealing", _dealing)
+    return _loaded.get("dealing") or _load("dealing")
 
 
 def _tables() -> Any:
@@ -67,14 +67,21 @@ def _dealing() -> Any:
     return SimpleNamespace(rows=rows, deal=dealing.deal)
 
 
-def _load(family: str, make: Callable[[], Any]) -> Any:
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "tables": _tables,
+    "steps": _steps,
+    "tokens": _tokens,
+    "dealing": _dealing,
+}
+
+
+def _load(family: str) -> Any:
     global _fits
     with _lock:
         if family not in _loaded:
-            from recollect.kernels.compile import compiling
+            from recollect.kernels.compile import compiled
 
-            with compiling(family):
-                made = make()
+            made = compiled(family, FAMILIES[family])
             _check_objects(made.rows)
             _fits = made.rows.rows_that_fit
             _loaded[family] = made

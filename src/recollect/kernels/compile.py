@@ -1,9 +1,9 @@
 """How kernels are compiled: once per installation, with one signature each.
 
-`@kernel("...")` compiles when its module is imported, and modules of kernels are imported by
-`load` alone, when the first table is made. Compiled code is kept in a folder whose name holds
-a hash of the kernels' sources, because Numba does not notice when a function that a kernel
-calls has changed in another file.
+Modules of kernels are imported by `load` alone, when the first table is made; then everything
+that `@kernel("...")` marked in them is compiled, by two processes where there is a second core.
+Compiled code is kept in a folder whose name holds a hash of the kernels' sources, because Numba
+does not notice when a function that a kernel calls has changed in another file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import contextlib
 import hashlib
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +39,7 @@ ALIASES = {  # what signatures call the arrays that kernels take
 }
 
 _cached = False
+_marked: list[Callable[[], None]] = []  # compiles a kernel each, at most once
 
 
 def _spelled(signature: str) -> str:
@@ -44,21 +47,23 @@ def _spelled(signature: str) -> str:
     return re.sub("|".join(ALIASES), lambda name: ALIASES[name.group()], signature)
 
 
-def kernel(signature: str, *, nogil: bool | None = None) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for one signature.
+def kernel(
+    signature: str, *, nogil: bool | None = None, slow: bool = False
+) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for one signature; the `slow` ones to compile come first.
 
     Kernels that copy rows run without the GIL. Those that run under a table's lock keep it:
     releasing it there would let every other thread in before the lock is free. Divisions are
     those of NumPy: a check for zero in each would keep loops from becoming vector code.
     """
 
-    def compile_now(function: Callable[..., Any]) -> Any:
+    def mark(function: Callable[..., Any]) -> Any:
         release = function.__module__.endswith(".rows") if nogil is None else nogil
-        return numba.njit(_spelled(signature), cache=_cached, nogil=release, error_model="numpy")(
-            function
-        )
+        dispatcher = numba.njit(cache=_cached, nogil=release, error_model="numpy")(function)
+        _marked.insert(0 if slow else len(_marked), _with_one_signature(dispatcher, signature))
+        return dispatcher
 
-    return compile_now
+    return mark
 
 
 def inner(signature: str, *, hot: bool = False) -> Callable[[Callable[..., Any]], Any]:
@@ -73,18 +78,27 @@ def inner(signature: str, *, hot: bool = False) -> Callable[[Callable[..., Any]]
         dispatcher = numba.njit(  # type: ignore[call-overload]
             no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", forceinline=hot
         )(function)
-        resolve = dispatcher.get_call_template
-
-        def resolve_once_compiled(arguments: Any, keywords: Any) -> Any:
-            if not dispatcher.signatures:
-                dispatcher.compile(_spelled(signature))
-                dispatcher.disable_compile()
-            return resolve(arguments, keywords)
-
-        dispatcher.get_call_template = resolve_once_compiled
+        _with_one_signature(dispatcher, signature)
         return dispatcher
 
     return compile_when_called
+
+
+def _with_one_signature(dispatcher: Any, signature: str) -> Callable[[], None]:
+    """Have a function compiled for this signature only, when a kernel calls it or when told."""
+    resolve = dispatcher.get_call_template
+
+    def compile_once() -> None:
+        if not dispatcher.signatures:
+            dispatcher.compile(_spelled(signature))
+            dispatcher.disable_compile()
+
+    def resolve_once_compiled(arguments: Any, keywords: Any) -> Any:
+        compile_once()
+        return resolve(arguments, keywords)
+
+    dispatcher.get_call_template = resolve_once_compiled
+    return compile_once
 
 
 def cache_folder() -> Path:
@@ -101,33 +115,112 @@ def cache_folder() -> Path:
     return root / f"kernels-{digest.hexdigest()[:16]}"
 
 
-@contextlib.contextmanager
-def compiling(family: str) -> Iterator[None]:
-    """Set up the cache for the imports inside: one process at a time, and a word if it is slow.
+def compiled(family: str, modules: Callable[[], Any]) -> Any:
+    """Import a family of kernels and compile it, or read it from the cache.
 
-    A family of kernels that was compiled whole leaves a mark: then a slow disk is no reason to
-    speak of compiling.
+    One process at a time does so, and says a word if it is slow. A family that was compiled
+    whole leaves a mark: then a slow disk is no reason to speak of compiling.
     """
-    global _cached
+    folder = _writable_folder()
     with contextlib.ExitStack() as stack:
-        folder = _writable_folder()
         if folder is not None:
             lock = stack.enter_context(open(folder / "lock", "wb"))
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            _cached = True
-            settings: Any = numba.config
-            stack.callback(setattr, settings, "CACHE_DIR", settings.CACHE_DIR)
-            settings.CACHE_DIR = str(folder)
-        compiled = None if folder is None else folder / f"{family}.compiled"
-        if compiled is None or not compiled.exists():
-            notice = threading.Timer(PATIENCE, _say_it_compiles, [folder])
-            notice.daemon = True
-            notice.start()
-            stack.callback(notice.cancel)
+            stack.enter_context(_cache_in(folder))
+        mark = None if folder is None else folder / f"{family}.compiled"
+        helped = None
+        if mark is None or not mark.exists():
+            stack.enter_context(_a_word_if_slow(folder))
+            if folder is not None:
+                helped = stack.enter_context(_a_helper(family, folder))
+        loaded = modules()
+        if helped is not None:
+            helped()
+        for compile_once in _marked:
+            compile_once()
+        _marked.clear()
+        if mark is not None:
+            mark.touch()
+    return loaded
+
+
+@contextlib.contextmanager
+def _cache_in(folder: Path) -> Iterator[None]:
+    global _cached
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    _cached, settings.CACHE_DIR = True, str(folder)
+    try:
         yield
-        if compiled is not None:
-            compiled.touch()
+    finally:
+        settings.CACHE_DIR = before
+
+
+@contextlib.contextmanager
+def _a_word_if_slow(folder: Path | None) -> Iterator[None]:
+    notice = threading.Timer(PATIENCE, _say_it_compiles, [folder])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+# -- two processes ------------------------------------------------------------------------------
+# Numba compiles under one lock, so a thread would not help. Both processes go through the kernels
+# and compile those for which they make a claim first: a file that only one of them can make. What
+# the helper compiled is then read from the cache; what it did not, for whatever reason, is
+# compiled here.
+@contextlib.contextmanager
+def _a_helper(family: str, folder: Path) -> Iterator[Callable[[], None] | None]:
+    """Start a second process that compiles; yields what to call once the kernels are marked."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if (cores or 1) < 2 or not sys.executable or getattr(sys, "frozen", False):
+        yield None
+        return
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    with tempfile.TemporaryDirectory(prefix="claims-", dir=folder) as claims:
+        helper = subprocess.Popen(
+            [sys.executable, "-c", _HELP, family, str(folder), claims],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+        def share() -> None:
+            _compile_unclaimed(Path(claims))
+            helper.wait()
+
+        try:
+            yield share
+        finally:
+            helper.kill()
+            helper.wait()
+
+
+_HELP = "import sys; from recollect.kernels.compile import help_with; help_with(*sys.argv[1:])"
+
+
+def help_with(family: str, folder: str, claims: str) -> None:
+    """What the second process does."""
+    from recollect import kernels
+
+    with _cache_in(Path(folder)):
+        kernels.FAMILIES[family]()
+        _compile_unclaimed(Path(claims))
+
+
+def _compile_unclaimed(claims: Path) -> None:
+    for number, compile_once in enumerate(_marked):
+        try:
+            (claims / str(number)).touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        compile_once()
 
 
 def _writable_folder() -> Path | None:

@@ -26,8 +26,10 @@ from recollect.kernels.indexes import (
     unit_of,
 )
 from recollect.kernels.layout import (
+    A_DIRECTORY,
     A_HASH,
     A_INSERTED,
+    A_LOOSE,
     A_NBYTES,
     A_NEXT,
     A_PARTITION,
@@ -53,6 +55,9 @@ from recollect.kernels.layout import (
     DEPENDS,
     DEPENDS_PRIORITY,
     DEPENDS_TIMES,
+    DIRECTORY_BASE,
+    DIRECTORY_BLOCK,
+    DIRECTORY_STRIDE,
     DISPLACED,
     FAMILIES,
     FREE,
@@ -74,6 +79,7 @@ from recollect.kernels.layout import (
     ORDER,
     ORIGIN,
     PAYLOAD,
+    PMAX_LOOSE,
     PMAX_TOP,
     PRIORITY,
     ROWS,
@@ -106,8 +112,8 @@ SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of choose
 SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
+ASKED = 512  # items whose rows a cache can hold until they are copied
 AHEAD = 24  # items between a prefetch and its use
-NEAR = 8  # the same, where an item needs many lines
 
 
 # -- slots and keys -----------------------------------------------------------------------------
@@ -262,41 +268,89 @@ def range_of(values):
 
 
 # -- the highest priority -----------------------------------------------------------------------
+# The maximum of every 16 priorities, of every 16 of these, and so on. Where the highest of 16 goes
+# down, reading the other 15 would cost as much as all the rest of an update, and samplers prefer
+# just those. So the maximum stays as a bound that is marked loose, and the 16 are read when
+# somebody asks for the highest of all and they are in the way. A maximum above the lowest level
+# is always that of the 16 below it.
 @inner("void(ints, int64, float64, float64)")
 def _follow_priority(items, slot, old, new):
-    """Keep the maximum of every 16; go up only while a maximum changes."""
+    """An item's priority has changed, or it came or left: -1 stands for no item."""
     if items[A_PMAX] == 0:
         return
     maxima = float64_at(items[A_PMAX])
-    priorities = float64_at(items[A_RECORD])
-    width = (items[SLOTS] + 15) >> 4
+    loose = int8_at(items[A_LOOSE])
+    node = np.int64(slot) >> 4
+    current = maxima[node]
+    if new < current:
+        if old >= current:
+            loose[node] = 1
+            if current >= maxima[items[PMAX_TOP]]:
+                items[PMAX_LOOSE] = 1
+        return
+    loose[node] = 0
     base = np.int64(0)
-    node = np.int64(slot)
-    below_base = np.int64(-1)
-    while True:
-        node >>= 4
-        current = maxima[base + node]
-        if new >= current:
-            changed = new
-        elif old < current:
-            return
-        else:
-            changed = -1.0
-            for child in range(16 * node, 16 * node + 16):
-                if below_base >= 0:
-                    changed = max(changed, maxima[below_base + child])
-                else:
-                    changed = max(changed, priorities[4 * child + PRIORITY])
-        if changed == current:
-            return
-        old = current
-        new = changed
-        maxima[base + node] = changed
+    width = (items[SLOTS] + 15) >> 4
+    while new > current:
+        maxima[base + node] = new
         if base + node == items[PMAX_TOP]:
             return
-        below_base = base
+        node >>= 4
         base += (width + 15) & ~np.int64(15)
         width = (width + 15) >> 4
+        current = maxima[base + node]
+
+
+@inner("Tuple((int64, int64))(ints, int64)")
+def _level_of_maxima(items, level):
+    """Where a level of the maxima begins, and how many there are."""
+    base = np.int64(0)
+    width = (items[SLOTS] + 15) >> 4
+    for _ in range(level):
+        base += (width + 15) & ~np.int64(15)
+        width = (width + 15) >> 4
+    return base, width
+
+
+@kernel("void(ints)")
+def settle_maxima(items):
+    """Make the highest priority of all exact, reading only the loose 16 that claim to hold it."""
+    maxima = float64_at(items[A_PMAX])
+    loose = int8_at(items[A_LOOSE])
+    priorities = float64_at(items[A_RECORD])
+    levels = np.int64(1)
+    while _level_of_maxima(items, levels - 1)[1] > 1:
+        levels += 1
+    while True:
+        highest = maxima[items[PMAX_TOP]]
+        node = np.int64(0)
+        for level in range(levels - 2, -1, -1):  # down to 16 that claim it, exact ones if there are
+            base, width = _level_of_maxima(items, level)
+            first = 16 * node
+            node = np.int64(-1)
+            for child in range(first, min(first + 16, width)):
+                items[VISITS] += 1
+                if maxima[base + child] == highest and (
+                    node < 0 or (level == 0 and loose[node] and not loose[child])
+                ):
+                    node = np.int64(child)
+        if not loose[node]:
+            items[PMAX_LOOSE] = 0
+            return
+        loose[node] = 0
+        changed = -1.0
+        for slot in range(16 * node, min(16 * node + 16, items[SLOTS])):
+            items[VISITS] += 1
+            changed = max(changed, priorities[4 * slot + PRIORITY])
+        maxima[node] = changed
+        for level in range(1, levels):
+            below, width = _level_of_maxima(items, level - 1)
+            base, _ = _level_of_maxima(items, level)
+            node >>= 4
+            changed = -1.0
+            for child in range(16 * node, min(16 * node + 16, width)):
+                changed = max(changed, maxima[below + child])
+            maxima[base + node] = changed
 
 
 @kernel("void(ints)")
@@ -317,8 +371,11 @@ def rebuild_maxima(items):
                 else:
                     highest = max(highest, priorities[4 * child + PRIORITY])
             maxima[base + node] = highest
+            if below_base < 0:
+                int8_at(items[A_LOOSE])[node] = 0
         if width == 1:
             items[PMAX_TOP] = base
+            items[PMAX_LOOSE] = 0
             return
         below_base = base
         below_width = width
@@ -489,7 +546,7 @@ def _each_index(items, table, slots, n, change, mask, skip, work):
                 change_index(items, table[row], slots[i:], count, change, work)
 
 
-@kernel("void(ints, table, ints, int64, int64, int64, ints)")
+@kernel("void(ints, table, ints, int64, int64, int64, ints)", slow=True)
 def arrange(items, table, slots, n, verb, mask, work):
     """Make items visible or invisible, or change the indexes that depend on `mask`.
 
@@ -597,14 +654,26 @@ def _depends_on_times(items, table):
 
 @inner("void(ints, table, float_table, int64)")
 def _fill(items, ints, floats, n):
-    """What a batch says of each of its items, as of now."""
+    """What a batch says of each of its items, as of now.
+
+    The rows of a small batch are asked for: they are copied as soon as the lock is free.
+    """
+    directory = int64_at(items[A_DIRECTORY])
+    asked = items[A_DIRECTORY] != 0 and n <= ASKED
     records = int64_at(items[A_RECORD])
     numbers = float64_at(items[A_RECORD])
     times = int32_at(items[A_RECORD])
     for i in range(n):
         slot = ints[IN_SLOT, i]
         ints[IN_KEY, i] = records[4 * slot + KEY]
-        ints[IN_LOCATION, i] = records[4 * slot + LOCATION]
+        location = records[4 * slot + LOCATION]
+        ints[IN_LOCATION, i] = location
+        if asked:
+            entry = DIRECTORY_BLOCK * (location >> 32)
+            stride = directory[entry + DIRECTORY_STRIDE]
+            row = directory[entry + DIRECTORY_BASE] + (location & LOW) * stride
+            for line in range(0, min(stride + 63, np.int64(256)), 64):
+                prefetch(row + line)
         ints[IN_TIMES, i] = times[8 * slot + TIMES]
         floats[IN_PRIORITY, i] = numbers[4 * slot + PRIORITY]
 
@@ -643,7 +712,8 @@ def _smallest_probability(table, rows):
 
 @kernel(
     "int64(ints, table, ints, int64, int64, int64, int64, float64, int64, words, table,"
-    " float_table, ints)"
+    " float_table, ints)",
+    slow=True,
 )
 def choose(
     items, table, rows, verb, n, replace, stratified, beta, normalize, random, ints, floats, work
@@ -740,20 +810,14 @@ def write_priorities(items, slots, values, n):
     priorities = float64_at(items[A_RECORD])
     states = int8_at(items[A_RECORD])
     maxima = float64_at(items[A_PMAX])
+    followed = items[A_PMAX] != 0
     visible = 0
-    for turn in range(n + NEAR):
-        if turn < n and items[A_PMAX] != 0:
-            slot = slots[turn]
-            if priorities[4 * slot + PRIORITY] >= maxima[slot >> 4]:  # its 16 will be read
-                for line in range(0, 16 * 32, 64):
-                    prefetch(items[A_RECORD] + 16 * 32 * (slot >> 4) + line)
-        if turn < NEAR:
-            continue
-        slot = slots[turn - NEAR]
-        value = values[turn - NEAR] if values.size > 1 else values[0]
+    for i in range(n):
+        slot = slots[i]
+        value = values[i] if values.size > 1 else values[0]
         old = priorities[4 * slot + PRIORITY]
         priorities[4 * slot + PRIORITY] = value
-        if items[A_PMAX] != 0 and max(old, value) >= maxima[slot >> 4]:
+        if followed and max(old, value) >= maxima[slot >> 4]:
             _follow_priority(items, slot, old, value)
         if states[32 * slot + STATE] == VISIBLE:
             slots[visible] = slot

@@ -27,6 +27,7 @@ DEAD_SEGMENTS = 16  # sealed segments that lost their last row since somebody lo
 PMAX_TOP = 17  # offset of the top entry of A_PMAX
 VISITS = 18  # nodes and entries that indexes touched: what tests count instead of seconds
 HIDDEN_BYTES = 19  # bytes of payload of leased items
+PMAX_LOOSE = 20  # 1 where the top entry of A_PMAX may be too high
 A_RECORD = 24  # four words by slot: what nearly every call needs of an item, in one cache line
 A_SHARED = 27  # int64 by slot, the same in the store of shared cells
 A_SHARED_NBYTES = 26  # int64 by slot: payload of the shared cells
@@ -37,6 +38,7 @@ A_PARTITION = 33  # int32 by slot
 A_SEQ = 34  # int64 by slot, where arrival order is not the order of the keys' counters
 A_HASH = 35  # int32: slot + 1 of displaced items, 0 where empty
 A_PMAX = 36  # float64: highest priority of every 16 slots, of every 16 of these, ...; 0: all are 1
+A_LOOSE = 46  # int8 by 16 slots: whether their highest priority may be lower than noted
 A_SEGMENT_ROWS = 37  # int64 by segment: live rows
 A_SEGMENT_SEALED = 39  # int8 by segment
 A_SHARED_ROWS = 40  # the same for the store of shared cells
@@ -46,8 +48,9 @@ A_PARTITION_SAMPLED = 43  # int64 by partition: sum of times_sampled over visibl
 A_PARTITION_VISIBLE = 38  # int64 by partition: items that are not hidden
 A_VERSION = 44  # int64 by slot, -1 where there is none
 A_DELIVERIES = 45  # int32 by slot: how often a lease brought it back
-A_REVISION = 46  # int32 by slot: how often its rows were stored again; kernels do not use it
-ITEMS_BLOCK = 48
+A_REVISION = 48  # int32 by slot: how often its rows were stored again; kernels do not use it
+A_DIRECTORY = 47  # int64: the directory of the segments of rows, see below
+ITEMS_BLOCK = 50
 
 # an item's record; the last word holds two numbers
 KEY = 0  # uint64; in a free slot the links of the free list

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from recollect.batch import Batch
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.ledger import Ledger
-from recollect.durability.members import Captured
+from recollect.durability.members import Captured, check_kind
 from recollect.errors import SnapshotError
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
@@ -192,11 +192,7 @@ class StepsMember:
     # -- putting back -----------------------------------------------------------------------------
     def check(self, entry: Mapping[str, Any], where: str) -> None:
         buffer = self._buffer
-        if entry["kind"] != self.kind:
-            raise SnapshotError(
-                f"{where}: it was saved as {entry['kind']!r} and this is {self.kind!r}; load it "
-                "into what it was saved from"
-            )
+        check_kind(self.kind, entry, f"{where}: it")
         if buffer._store.rows and not self.journaled:
             raise SnapshotError(f"this buffer is not empty; load {where} into a new one")
         numbers = entry["numbers"]

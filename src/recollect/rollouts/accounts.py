@@ -26,13 +26,14 @@ class Account:
     """The counts of one task."""
 
     __slots__ = (
-        "expired", "left", "put", "recently_expired", "recently_taken", "retried", "starves",
-        "taken",
+        "expired", "left", "put", "recently_expired", "recently_taken", "retried", "sampled",
+        "starves", "taken",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.put = 0
-        self.taken = 0  # handed out, by a take or under a lease; sampled groups are not counted
+        self.taken = 0  # handed out, by a take or under a lease
+        self.sampled = 0  # drawn, to stay or to wear out: once for each draw
         self.expired = 0
         self.retried = 0
         self.left: Counter[str] = Counter()  # by reason
@@ -60,6 +61,13 @@ class Accounts:
         account = self[task]
         account.taken += count
         account.recently_taken += count
+
+    def drew(self, tasks: Iterable[str]) -> None:
+        """Groups of these tasks were sampled; whoever reuses groups does not let them starve."""
+        for task, count in Counter(tasks).items():
+            account = self[task]
+            account.sampled += count
+            account.recently_taken += count
 
     def expired(self, task: str, count: int) -> None:
         account = self[task]
@@ -109,6 +117,7 @@ class Accounts:
                 "leased": leased,
                 "archived": archived,  # those have left, as trained
                 "taken": account.taken,
+                "sampled": account.sampled,
                 "expired": account.expired,
                 "retried": account.retried,
                 "left": dict(account.left),

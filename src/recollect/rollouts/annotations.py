@@ -8,16 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import text
-from recollect.errors import InvalidValue, shown
+from recollect.arguments import many, text
+from recollect.effects import Amended, Updated
+from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
 from recollect.ragged import Ragged
 from recollect.rollouts.cells import other_array, to_json
-from recollect.rollouts.encoding import ARRAYS, fitted
+from recollect.rollouts.checks import only_flags
+from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
+from recollect.rollouts.expiring import as_rows, judge_again, row_payload
+from recollect.rollouts.rollout import CODES, Status
 from recollect.schema import Rows, Stored
+from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
 
+Keys = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+
+PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
+OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
 PER_TOKEN = ("logprobs", "loss_mask")  # columns that `arrays=` may name, beside other arrays
 
 
@@ -119,6 +129,8 @@ class Filling:
                     f"{name} has {cells.lengths[wrong]} entries for "
                     f"{response.lengths[where[wrong]]} response tokens"
                 )
+            if name == "loss_mask" and not only_flags(np.ascontiguousarray(cells.values)):
+                raise InvalidValue("loss_mask: expected 0 or 1 per response token")
             place = names.index(name)
             columns[place] = _with_cells(columns[place], where, cells)
             flags = present[place]
@@ -143,3 +155,116 @@ def _with_cells(column: Stored, where: Any, cells: Any) -> Stored:
     column = column.copy()
     column[where] = cells
     return column
+
+
+# -- storing them ----------------------------------------------------------------------------------
+def fill(core: Core, filling: Filling) -> Mask | Blocked:
+    """Fill the cells of those rollouts that are still in their attempt; says which were."""
+    table = core.table
+    places = _places(core, filling)
+    keys = np.array(sorted({key for key, _ in places.values()}), np.uint64)
+    found = np.zeros(len(filling.ids), np.bool_)
+    if not keys.size:
+        return found
+    filling.add_columns(core)
+    batch = core.storage.get(keys, None).read(np.empty)
+    starts = batch.info.row_offsets
+    item_of = {key: item for item, key in enumerate(keys.tolist())}
+    attempts, statuses = batch.columns["attempt"], batch.columns["status"]
+    rows, sources = [], []
+    for place, (key, within) in places.items():
+        row = int(starts[item_of[key]]) + within
+        if attempts[row] == filling.attempts[place] and statuses[row] not in OVER:
+            rows.append(row)
+            sources.append(place)
+    if not rows:
+        return found
+    found[sources] = True
+    for other in filling.also(core, places, sources):  # other segments of the same rollout
+        rows.append(int(starts[item_of[other[0]]]) + other[1])
+        sources.append(other[2])
+    assert table._schema is not None
+    names = list(batch.columns)
+    before = as_rows(batch)
+    after = filling.filled(before, names, np.array(rows), sources)
+    gained = row_payload(table._schema, after) - row_payload(table._schema, before)
+    payload = np.add.reduceat(gained, starts[:-1])
+    blocked = _make_room(core, keys, int(payload.sum()))
+    if blocked is not None:
+        return blocked
+    core.space.forget_sizes()
+    core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
+    table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
+    _complete(core, keys, names, after, starts)
+    if "loss_mask" in filling.arrays:
+        judge_again(core, keys, batch.info.task.tolist(), after, starts)
+    table._gate.arrivals.changed(keys.size)
+    return found
+
+
+def _places(core: Core, filling: Filling) -> dict[int, tuple[int, int]]:
+    """By place among the ids: the key of the group, and the row in it; none for those gone."""
+    rows_of = core.stages.rows_of()
+    places: dict[int, tuple[int, int]] = {}
+    seen: dict[str, int] = {}
+    for place, rollout_id in enumerate(filling.ids):
+        if rollout_id not in rows_of:
+            continue
+        key = rows_of[rollout_id]
+        if core.entries[key].trained:  # the archive keeps what was trained on
+            continue
+        ids = core.entries[key].rollout_ids
+        start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
+        if rollout_id in ids[start:]:
+            row = ids.index(rollout_id, start)
+            seen[rollout_id] = row + 1
+            places[place] = (key, row)
+    return places
+
+
+def _make_room(core: Core, keys: Keys, payload: int) -> Blocked | None:
+    if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
+        return None
+    whole_groups = core.space.bytes_of(keys) + payload
+    if whole_groups > core.capacity_bytes:
+        raise NeverPossible(
+            f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes: "
+            f"with them its {many(keys.size, 'group')} would have {whole_groups}"
+        )
+    missing = core.nbytes + payload - core.capacity_bytes
+    if core.overflow == "drop_stalest":
+        return core.space.drop_stalest(0, missing, keys)
+    _, missing = core.space.drop_archived(0, missing, keys)
+    if missing <= 0:
+        return None
+    needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
+    if core.overflow == "block":
+        return Blocked(needs)
+    raise BufferFull(needs)
+
+
+def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any) -> None:
+    """Groups that have all cells now are ready, and nobody works on those cells any more."""
+    assert rows.present is not None
+    here: dict[str, Mask] = {}
+    ready = []
+    for item, key in enumerate(keys.tolist()):
+        entry = core.entries[key]
+        for cell in entry.lacks:
+            if cell not in here:
+                name = cell if cell in PLACES else ARRAYS + cell
+                here[cell] = np.zeros(keys.size, np.bool_)
+                if name in names:
+                    flags = rows.present[names.index(name)]
+                    if flags is None:
+                        flags = np.ones(rows.count, np.bool_)
+                    here[cell] = np.logical_and.reduceat(flags, starts[:-1])
+            if here[cell][item]:
+                core.stages.settle(cell, key, entry.task)
+        entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
+        if not any(cell in core.needs for cell in entry.lacks):
+            ready.append(key)
+    if ready and core.needs:
+        done = np.array(ready, np.uint64)
+        core.storage.update(done, {"ready": True})
+        core.table._effects.emit(Updated, done, {"ready": True})

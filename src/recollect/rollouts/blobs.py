@@ -1,9 +1,14 @@
-"""Blobs: bytes that are stored once, however many groups refer to them."""
+"""Blobs: bytes that are stored once, however many groups refer to them.
+
+A buffer counts what refers to its blobs. Buffers of one process, such as those of one store, that
+have equal blobs share the bytes.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from weakref import WeakValueDictionary
 
 
 def digest(blob: bytes) -> str:
@@ -11,11 +16,23 @@ def digest(blob: bytes) -> str:
     return hashlib.blake2b(blob, digest_size=20).hexdigest()
 
 
+class Blob:
+    """Bytes that several buffers may hold; they are gone with the last of them."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+_everywhere: WeakValueDictionary[str, Blob] = WeakValueDictionary()
+
+
 class Blobs:
     """The blobs of a buffer, and how many groups refer to each. Guarded by the table's lock."""
 
     def __init__(self) -> None:
-        self._blobs: dict[str, bytes] = {}
+        self._blobs: dict[str, Blob] = {}
         self._references: dict[str, int] = {}
         self.nbytes = 0
 
@@ -29,11 +46,16 @@ class Blobs:
         """Bytes that these would add."""
         return sum(len(blob) for name, blob in blobs.items() if name not in self._blobs)
 
+    def freed(self, names: Iterable[str], kept: Iterable[str]) -> int:
+        """Bytes that go when a group refers no more to some, and another comes that keeps some."""
+        last = {name for name in names if self._references[name] == 1} - set(kept)
+        return sum(len(self._blobs[name].data) for name in last)
+
     def add(self, blobs: Mapping[str, bytes]) -> None:
         """A group refers to these."""
         for name, blob in blobs.items():
             if name not in self._blobs:
-                self._blobs[name] = blob
+                self._blobs[name] = _everywhere.setdefault(name, Blob(blob))
                 self.nbytes += len(blob)
             self._references[name] = self._references.get(name, 0) + 1
 
@@ -46,13 +68,13 @@ class Blobs:
                 self._references[name] = left
             else:
                 del self._references[name]
-                self.nbytes -= len(self._blobs.pop(name))
+                self.nbytes -= len(self._blobs.pop(name).data)
         return before - self.nbytes
 
     def get(self, names: Iterable[str]) -> dict[str, bytes]:
         """Blobs by name, for a reader that outlives the reference."""
-        return {name: self._blobs[name] for name in names}
+        return {name: self._blobs[name].data for name in names}
 
     def all(self) -> dict[str, bytes]:
         """Every blob by name."""
-        return dict(self._blobs)
+        return {name: blob.data for name, blob in self._blobs.items()}

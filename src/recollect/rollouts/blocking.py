@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from recollect.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
-from recollect.rollouts.events import BlockingEvents
+from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiring import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rollouts.verbs import T, Verb
-from recollect.table import WhereLike
+from recollect.table import Table, WhereLike
 
 if TYPE_CHECKING:
     from recollect.durability.reading import Loaded
@@ -47,6 +47,9 @@ class BlockingBuffer:
 
     def reserve(self, n: int, task: str) -> int:
         return self._core.space.reserve(n, task)
+
+    def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
+        return self._run(self._core.space.reserve_all(n, task, timeout))
 
     def unreserve(self, n: int, task: str) -> int:
         return self._core.space.unreserve(n, task)
@@ -173,8 +176,12 @@ class BlockingBuffer:
     def stats(self) -> dict[str, Any]:
         return self._core.stats()
 
-    def events(self, *kinds: str) -> BlockingEvents:
-        return self._core.events.subscribe_blocking(kinds)
+    @property
+    def table(self) -> Table:
+        return self._core.table
+
+    def events(self, *kinds: str, keep: int | None = KEPT) -> BlockingEvents:
+        return self._core.events.subscribe_blocking(kinds, keep)
 
     def state(self) -> dict[str, Any]:
         from recollect.rollouts import persistence

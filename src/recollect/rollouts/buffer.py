@@ -18,7 +18,7 @@ from recollect.clock import Clock
 from recollect.info import Lease, LeaseLike
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
-from recollect.rollouts.events import AsyncEvents
+from recollect.rollouts.events import KEPT, AsyncEvents
 from recollect.rollouts.expiring import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -132,9 +132,18 @@ class RolloutBuffer:
     def reserve(self, n: int, task: str) -> int:
         """Immediate: promise room for up to n groups of a task; returns for how many there is.
 
-        The next puts of that task use what is promised and never block.
+        The next puts of that task use what is promised and never block. What is archived gives
+        way to them; where only bytes are short (`capacity_bytes`), the stalest group does.
         """
         return self._core.space.reserve(n, task)
+
+    async def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
+        """Wait until there is room for n groups of a task, then promise all of it; returns n.
+
+        A producer that awaits this before each generation never polls, and never begins what it
+        could not store. A wait that times out or is cancelled has promised nothing.
+        """
+        return await self._run(self._core.space.reserve_all(n, task, timeout))
 
     def unreserve(self, n: int, task: str) -> int:
         """Immediate: give promised room back, as for generations that were cancelled."""
@@ -323,20 +332,24 @@ class RolloutBuffer:
         return self._core.table
 
     # -- what leaves ----------------------------------------------------------------------------
-    def events(self, *kinds: str) -> AsyncEvents:
+    def events(self, *kinds: str, keep: int | None = KEPT) -> AsyncEvents:
         """Batches of what happens from now on: each group that leaves appears once.
 
         Kinds are `"taken"`, `"confirmed"`, `"expired"` and `"discarded"`, for groups that leave,
         and `"retried"`, for those that stay and are generated again. None given: all that leave.
         The iterator is registered by this call; leaving its loop, or `aclose()`, ends it.
+
+        A reader that falls behind stops nobody. The newest `keep` unread events can be read with
+        their group; older ones let go of it (`event.has_group`), and say still what happened to
+        which group and why. None keeps them all, 0 none.
         """
-        return self._core.events.subscribe(kinds)
+        return self._core.events.subscribe(kinds, keep)
 
     # -- saving ---------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
         """Immediate: everything that decides what later calls return, as plain data and arrays.
 
-        Leases and claims count as given back.
+        Leases, claims and reserved room count as given back.
         """
         from recollect.rollouts import persistence
 

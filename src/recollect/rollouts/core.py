@@ -41,7 +41,7 @@ from recollect.rollouts.stages import Stages, check_cell
 from recollect.rollouts.staleness import FIRST_STEP, Rules
 from recollect.rollouts.taking import Taking
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Rows
+from recollect.schema import Column, Rows
 from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.fields import parse_tags
@@ -114,6 +114,7 @@ class Core:
             seed=seed,
             clock=clock,
         )
+        self.table._owner = self  # a store that holds the table saves the rest with it
         kernels.load_tokens()
         self.recorder: JournaledRollouts | None = None
         self._train_step = FIRST_STEP
@@ -170,6 +171,8 @@ class Core:
 
         def attempt() -> int | Blocked | None:
             self._check_not_leased(group)
+            if self.space.is_tight():
+                expire_due(self)  # what came back too old when its lease lapsed makes room
             if encoded.expires > self.train_step:
                 key = self._store(group, encoded)
             else:
@@ -227,13 +230,15 @@ class Core:
         table, task = self.table, group.task
         replaced = self.by_id.get(group.group_id)
         if encoded.arrays:
-            self._add_columns(encoded)
+            self._fit_arrays(encoded)
         rows = rows_in(encoded, self.column_names())
         shared = Rows(1, encoded.shared, encoded.shared_present)
         if self.capacity is not None or self.capacity_bytes is not None:
             full = self.space.make(group, encoded, rows, shared, replaced)
             if full is not None:
                 return full if isinstance(full, Blocked) else None
+        if self._add_columns(encoded):  # now, because what waits or is refused leaves no trace
+            rows = rows_in(encoded, self.column_names())
         if replaced is not None:
             self.remove(np.array([replaced], np.uint64), "replaced")
         lacks = self.stages.lacking(encoded.columns, encoded.present, encoded.arrays)
@@ -288,16 +293,25 @@ class Core:
             self._names = (schema, list(schema.columns))
         return self._names[1]
 
-    def _add_columns(self, encoded: Encoded) -> None:
-        """Have a column for each array; what comes in another dtype of its kind is converted."""
+    def _fit_arrays(self, encoded: Encoded) -> None:
+        """What comes in another dtype of its column's kind is converted, or refused."""
         columns = self.table.columns
         for name, (cells, present) in encoded.arrays.items():
             assert isinstance(cells, Ragged)
             column = columns.get(ARRAYS + name)
             if column is None:
-                self.table._add_column(ARRAYS + name, cells.dtype, cells.inner_shape, True)
-            else:
-                encoded.arrays[name] = (fitted(name, cells, column), present)
+                column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
+            encoded.arrays[name] = (fitted(name, cells, column), present)
+
+    def _add_columns(self, encoded: Encoded) -> bool:
+        """Have a column for each array; whether one was new."""
+        columns = self.table.columns if encoded.arrays else {}
+        new = [name for name in encoded.arrays if ARRAYS + name not in columns]
+        for name in new:
+            cells = encoded.arrays[name][0]
+            assert isinstance(cells, Ragged)
+            self.table._add_column(ARRAYS + name, cells.dtype, cells.inner_shape, True)
+        return bool(new)
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:

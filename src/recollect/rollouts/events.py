@@ -3,10 +3,15 @@
 A group that leaves appears once, with its reason, and can still be read: the event holds the
 memory it lies in. Nothing is told of a group while it is leased. Events are queued under the
 table's lock and read without it, so a reader may call the buffer.
+
+A reader that falls behind never stops the buffer, and does not make it hold more and more groups:
+beyond a limit the oldest unread events let go of their group. What happened, to which group and
+why is never lost, so that whoever holds something for the group can release it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,17 +20,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue, TableClosed
+from recollect.arguments import whole
+from recollect.errors import InvalidValue, TableClosed, UnknownKey
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
 from recollect.storage.base import Chosen
 from recollect.waiting import TaskWaiter, ThreadWaiter, Waiter
 
+KEPT = 1024  # unread events that hold their group, unless a reader says otherwise
 LEAVING = ("taken", "confirmed", "expired", "discarded")
 KINDS = (*LEAVING, "retried")
 
 # The kind of event that each reason for leaving is.
 KIND_OF = {"taken": "taken", "trained": "confirmed", "expired": "expired"}
+
+
+log = logging.getLogger("recollect.rollouts")
 
 
 class Left:
@@ -51,7 +61,8 @@ class Event:
 
     `kind` is one of taken, confirmed, expired, discarded (the group has left) and retried (it
     stays, and what was stale in it was cleared); `reason` says more: taken, trained, expired,
-    retries, overflow, filtered, replaced, rewound, or what `discard` was told.
+    retries, overflow, filtered, replaced, rewound, or what `discard` was told. `has_group` is
+    false where the reader was so far behind that the group was let go; the rest is still there.
     """
 
     __slots__ = ("_left", "_place", "group_id", "key", "kind", "reason", "task")
@@ -63,7 +74,7 @@ class Event:
         key: int | None,
         task: str,
         group_id: str,
-        left: Left | Sequence[Group],
+        left: Left | Sequence[Group] | None,
         place: int,
     ) -> None:
         self.kind = kind
@@ -76,8 +87,25 @@ class Event:
 
     @property
     def group(self) -> Group:
-        """The group as it was; for `retried`, before it was cleared."""
+        """The group as it was; for `retried`, before it was cleared.
+
+        Raises `UnknownKey` where it was let go because its reader was too far behind.
+        """
+        if self._left is None:
+            raise UnknownKey(
+                f"group {self.group_id!r} was let go because the reader of events was too far "
+                "behind; read faster, or subscribe with events(..., keep=) for more"
+            )
         return self._left[self._place]
+
+    @property
+    def has_group(self) -> bool:
+        """Whether the group can still be read."""
+        return self._left is not None
+
+    def without_group(self) -> Event:
+        """The same for a reader that is behind; other readers keep theirs."""
+        return Event(self.kind, self.reason, self.key, self.task, self.group_id, None, 0)
 
     def __repr__(self) -> str:
         return f"Event({self.kind!r}, {self.reason!r}, task={self.task!r}, {self.group_id!r})"
@@ -86,17 +114,36 @@ class Event:
 class Subscription:
     """The events that one reader has not read yet. Guarded by the table's lock."""
 
-    def __init__(self, events: Events, kinds: frozenset[str]) -> None:
+    def __init__(self, events: Events, kinds: frozenset[str], keep: int | None) -> None:
         self.kinds = kinds
+        self.let_go = 0  # events whose group was let go before they were read
         self._events = events
+        self._keep = keep
         self._queue: list[Event] = []
+        self._light = 0  # how many of these, the oldest, have no group any more
         self._waiter: Waiter | None = None
         self._over = False
 
     def push(self, new: list[Event]) -> None:
         self._queue += new
+        if self._keep is not None and len(self._queue) - self._light > self._keep:
+            self._lighten(len(self._queue) - self._keep)
         if self._waiter is not None:
             self._waiter.wake()
+
+    def _lighten(self, end: int) -> None:
+        """The reader is behind: the oldest events let go of their groups."""
+        for place in range(self._light, end):
+            self._queue[place] = self._queue[place].without_group()
+        if not self.let_go and self._keep:
+            log.warning(
+                "a reader of events is more than %d events behind: the oldest keep their ids and "
+                "reasons, and let go of their groups; read faster, or subscribe with "
+                "events(..., keep=) for more",
+                self._keep,
+            )
+        self.let_go += end - self._light
+        self._light = end
 
     def end(self) -> None:
         """What is queued is still read; then the iteration stops."""
@@ -111,6 +158,7 @@ class Subscription:
         with self._events.transaction():
             if self._queue:
                 batch, self._queue, self._waiter = self._queue, [], None
+                self._light = 0
                 return batch
             if self._over:
                 self._waiter = None
@@ -124,6 +172,11 @@ class AsyncEvents(AsyncIterator[list[Event]]):
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
+
+    @property
+    def let_go(self) -> int:
+        """How many events lost their group because they were not read in time."""
+        return self._subscription.let_go
 
     def __aiter__(self) -> AsyncEvents:
         return self
@@ -152,6 +205,11 @@ class BlockingEvents(Iterator[list[Event]]):
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
+
+    @property
+    def let_go(self) -> int:
+        """How many events lost their group because they were not read in time."""
+        return self._subscription.let_go
 
     def __iter__(self) -> BlockingEvents:
         return self
@@ -183,21 +241,23 @@ class Events:
         self._subscriptions: tuple[Subscription, ...] = ()
         self._closed = False
 
-    def subscribe(self, kinds: Iterable[str]) -> AsyncEvents:
-        return AsyncEvents(self._add(kinds))
+    def subscribe(self, kinds: Iterable[str], keep: int | None) -> AsyncEvents:
+        return AsyncEvents(self._add(kinds, keep))
 
-    def subscribe_blocking(self, kinds: Iterable[str]) -> BlockingEvents:
-        return BlockingEvents(self._add(kinds))
+    def subscribe_blocking(self, kinds: Iterable[str], keep: int | None) -> BlockingEvents:
+        return BlockingEvents(self._add(kinds, keep))
 
-    def _add(self, kinds: Iterable[str]) -> Subscription:
+    def _add(self, kinds: Iterable[str], keep: int | None) -> Subscription:
         wanted = frozenset(kinds) or frozenset(LEAVING)
         for kind in wanted:
             if kind not in KINDS:
                 raise InvalidValue(f"events: {kind!r} is not one of {', '.join(KINDS)}")
+        if keep is not None:
+            keep = whole("keep", keep, 0)
         with self.transaction():
             if self._closed:
                 raise TableClosed("the buffer was closed; make a new one to go on")
-            subscription = Subscription(self, wanted)
+            subscription = Subscription(self, wanted, keep)
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
 

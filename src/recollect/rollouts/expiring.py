@@ -55,14 +55,19 @@ def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
     step = whole("train_step", train_step, 1)
 
     def attempt() -> dict[str, int]:
-        if step <= core.train_step:
-            return expire_due(core)
-        core.train_step = step
-        expired = expire_due(core)
-        core.accounts.judge(core.accounts.tasks())
-        return expired
+        return advance_to(core, step)
 
     return Verb(attempt, core.table._gate.arrivals, None, "advance")
+
+
+def advance_to(core: Core, step: int | None) -> dict[str, int]:
+    """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
+    if step is None or step <= core.train_step:
+        return expire_due(core)
+    core.train_step = step
+    expired = expire_due(core)
+    core.accounts.judge(core.accounts.tasks())
+    return expired
 
 
 def expire_due(core: Core) -> dict[str, int]:
@@ -107,6 +112,20 @@ def stale_rows(
     """Which rollouts of one group are too old at a train step."""
     stale: list[bool] = (row_expiry(columns, present, rule)[1] <= train_step).tolist()
     return stale
+
+
+def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts: Any) -> None:
+    """The masks of stored groups are others now: so may be the steps at which they expire."""
+    assert rows.present is not None
+    expires = np.empty(keys.size, np.int64)
+    for task in dict.fromkeys(tasks):
+        steps = row_expiry(rows.columns, rows.present, core.rules[task])[1]
+        here = np.array([each == task for each in tasks])
+        expires[here] = np.minimum.reduceat(steps, starts[:-1])[here]
+    fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
+    core.storage.update(keys, fields)
+    core.table._effects.emit(Updated, keys, fields)
+    expire_due(core)
 
 
 class _Due:

@@ -21,6 +21,7 @@ from recollect.info import Info, LeaseLike
 from recollect.ragged import Ragged
 from recollect.rollouts.encoding import ARRAYS
 from recollect.rollouts.group import Group
+from recollect.rollouts.prompts import visible
 from recollect.rollouts.rollout import CODES, NO_TOKENS, STATUSES, Rollout, Status
 from recollect.storage.buffers import BufferPool
 
@@ -41,9 +42,9 @@ _no_versions = np.zeros(0, np.int32)
 class Groups(Sequence[Group]):
     """Groups that a buffer returned: a sequence over one collated `batch`.
 
-    Row columns of `batch` have a row per rollout: `response_ids`, `logprobs`, `loss_mask` (what
-    trains now), `versions`, `reward`, ... and `arrays.NAME`; `batch.shared` has a cell per group:
-    `prompt_ids`, `group_id`, ...; `info` says what the buffer knew of each group.
+    Row columns of `batch` have a row per rollout: `prompt_ids`, `response_ids`, `logprobs`,
+    `loss_mask` (what trains now), `versions`, `reward`, ... and `arrays.NAME`; `batch.shared` has
+    a cell per group: `prompt_ids` and `group_id`; `info` says what the buffer knew of each group.
 
     >>> import recollect as rc
     >>> buffer = rc.RolloutBuffer().sync
@@ -53,7 +54,7 @@ class Groups(Sequence[Group]):
     (1, 'math', [array([1, 1], dtype=int8)])
     """
 
-    __slots__ = ("_begin", "_blobs", "_end", "_masked", "_whole")
+    __slots__ = ("_batch", "_begin", "_blobs", "_end", "_masked", "_whole")
 
     def __init__(
         self,
@@ -68,10 +69,16 @@ class Groups(Sequence[Group]):
         self._blobs = blobs
         self._begin = begin
         self._end = batch.num_items if end is None else end
+        self._batch: Batch | None = None
 
     @property
     def batch(self) -> Batch:
-        """All of it as columns."""
+        """All of it as columns, made when first asked for."""
+        if self._batch is None:
+            self._batch = visible(self._part())
+        return self._batch
+
+    def _part(self) -> Batch:
         if self._begin == 0 and self._end == self._whole.num_items:
             return self._whole
         return _between(self._whole, self._begin, self._end)
@@ -79,7 +86,7 @@ class Groups(Sequence[Group]):
     @property
     def info(self) -> Info:
         """What the buffer knew of each group: keys, versions, priorities, weights, deliveries."""
-        return self.batch.info
+        return self._part().info if self._batch is None else self._batch.info
 
     @property
     def keys(self) -> NDArray[np.uint64]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from recollect.durability.journal import as_journal
 from recollect.durability.journal_open import OpenJournal
-from recollect.durability.journal_records import BLOBS, Section, Told
+from recollect.durability.journal_records import BLOBS, Section
 from recollect.durability.journal_table import JournaledTable
 from recollect.rollouts import persistence
 
@@ -47,7 +47,7 @@ class JournaledRollouts(JournaledTable):
         self.tell(BLOBS, blobs=new, nbytes=sum(map(len, new.values())))
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "own": persistence._own_state(self.core)}
+        return {**super().state(), "own": persistence.own_state(self.core)}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         super().restore_state(state)
@@ -57,18 +57,14 @@ class JournaledRollouts(JournaledTable):
         self._blobs.update(section.blobs)
         super().replay(section)
 
-    def _do(self, told: Told) -> None:
-        if told.kind != BLOBS:  # those of a record are taken together
-            super()._do(told)
-
     def recovered(self) -> bool:
         ended = super().recovered()
         core = self.core
-        own = self._own or persistence._own_state(core)  # no record: that of the snapshot
+        own = self._own or persistence.own_state(core)  # no record: that of the snapshot
         blobs = {**core.blobs.all(), **self._blobs}
         self._blobs.clear()
         persistence.forget(core)
-        persistence._restore_own(core, own, blobs)
+        persistence.restore_own(core, own, blobs)
         return ended
 
 

@@ -1,8 +1,9 @@
 """A buffer's state as data, and as a snapshot; and back. Exact: order, keys, counters, draws.
 
 A snapshot is that of the table (`durability`), with the rest of the buffer in the table's entry:
-train step, accounts, promises, and blobs by name. Leases and claims are over: what is leased or
-claimed is saved as given back. What the buffer keeps in dicts is made again from the table.
+train step, accounts, and blobs by name. Leases, claims and promised room are over: whoever had
+them does not live in the buffer that is restored, so nobody would give them back. What the buffer
+keeps in dicts is made again from the table.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from recollect.durability.reading import Loaded, load_snapshot
 from recollect.durability.snapshot import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
 from recollect.rollouts.accounts import Accounts
+from recollect.rollouts.annotations import PLACES
 from recollect.rollouts.blobs import Blobs, digest
 from recollect.rollouts.encoding import ARRAYS, Entry
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.space import Space
-from recollect.rollouts.stages import PLACES, Stages
+from recollect.rollouts.stages import Stages
 from recollect.rollouts.staleness import FIRST_STEP
 from recollect.storage.capture import Saved, saved_of
 
@@ -50,7 +52,7 @@ class RolloutMember(TableMember):
 
     def capture(self) -> Captured:
         captured = super().capture()
-        captured.entry["own"] = _own_state(self._core)
+        captured.entry["own"] = own_state(self._core)
         captured.blobs = self._core.blobs.all()
         return captured
 
@@ -64,7 +66,7 @@ class RolloutMember(TableMember):
         _check_blobs(blobs, self.table.name)
         self.reset()
         gone = super().restore(entry, saved, batches, blobs)
-        _restore_own(self._core, entry["own"], blobs)
+        restore_own(self._core, entry["own"], blobs)
         return gone
 
     def reset(self) -> None:
@@ -137,17 +139,17 @@ def load(core: Core, path: str | PathLike[str], **options: Any) -> Loaded:
     return load_snapshot(path, {core.table.name: core}, **options)
 
 
-def _own_state(core: Core) -> dict[str, Any]:
+def own_state(core: Core) -> dict[str, Any]:
+    """What a buffer keeps beside its table and cannot make again from it, as JSON."""
     return {
         "train_step": core.train_step,
-        "promised": dict(core.space.promised),
         "accounts": core.accounts.state(),
     }
 
 
-def _restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
+    """Put that back, and make the rest again from the table."""
     core.train_step = own["train_step"]
-    core.space.promised = dict(own["promised"])
     core.accounts.restore(own["accounts"])
     keys = np.sort(core.storage.find(None, None, visible=False))
     if not keys.size:

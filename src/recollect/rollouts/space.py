@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many, text, whole
+from recollect.arguments import many, text, time_span, whole
 from recollect.errors import BufferFull, NeverPossible
-from recollect.rollouts.encoding import Encoded
-from recollect.rollouts.expiring import as_rows
+from recollect.ragged import Ragged
+from recollect.rollouts.encoding import ARRAYS, Encoded
+from recollect.rollouts.expiring import as_rows, expire_due
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
+from recollect.rollouts.verbs import Verb
 from recollect.schema import Rows
 from recollect.selectors import Fifo
 from recollect.waiting import Blocked
@@ -42,42 +44,73 @@ class Space:
         shared: Rows,
         replaced: int | None,
     ) -> Blocked | str | None:
-        """None where there is room now; else why not, or that the group was discarded."""
+        """None where there is room now; else why not, or that the group was discarded.
+
+        What was trained makes room first, and nobody leaves for a group that does not come in.
+        """
+        core = self._core
         promises = sum(self.promised.values())
         reserved = self.promised.get(group.task, 0) > 0
         items = nbytes = 0
-        if self._core.capacity is not None:
-            kept = 0 if self._core.overflow == "drop_stalest" else promises - reserved
-            items = len(self._core.storage) + (replaced is None) + kept - self._core.capacity
-        if self._core.capacity_bytes is not None:
-            coming = self._payload(rows, shared) + sum(map(len, encoded.blobs.values()))
-            if coming > self._core.capacity_bytes:
-                raise NeverPossible(
-                    f"a group of {coming} bytes never fits a buffer of "
-                    f"{self._core.capacity_bytes} bytes"
-                )
-            nbytes = (
-                self._core.nbytes
-                + self._payload(rows, shared)
-                + self._core.blobs.missing(encoded.blobs)
-            )
-            nbytes -= self._core.capacity_bytes + (
-                0 if replaced is None else self._bytes_of(replaced)
-            )
-        if items > 0 or nbytes > 0:
-            items, nbytes = self._drop_archived(items, nbytes)
-        if items <= 0 and nbytes <= 0:
-            return None
-        if self._core.overflow == "drop_stalest" or (reserved and items <= 0):
-            spared = NO_KEYS if replaced is None else np.array([replaced], np.uint64)
+        if core.capacity is not None:
+            items = len(core.storage) + (replaced is None) - core.capacity
+        if core.capacity_bytes is not None:
+            nbytes = self._missing_bytes(encoded, rows, shared, replaced)
+        spared = NO_KEYS if replaced is None else np.array([replaced], np.uint64)
+        if core.overflow == "drop_stalest":
             return self.drop_stalest(items, nbytes, spared)
-        if self._core.overflow == "drop_newest":
-            self._core.refuse(group, "overflow")
+        if core.capacity is None or not self._crowded(items + promises - reserved, spared):
+            items, nbytes = self.drop_archived(items, nbytes, spared)
+            if reserved and items <= 0:
+                return self.drop_stalest(items, nbytes, spared)
+            if items <= 0 and nbytes <= 0:
+                return None
+        if core.overflow == "drop_newest":
+            core.refuse(group, "overflow")
             return "overflow"
         full = f"the buffer is full: {self._fullness(promises)}"
-        if self._core.overflow == "raise":
+        if core.overflow == "raise":
             raise BufferFull(f"{full}; take groups, or choose another overflow")
         return Blocked(f"{full}, and a group must leave")
+
+    def _crowded(self, items: int, replaced: Keys) -> bool:
+        """Whether more groups would stay than there is room for when the archive gives way."""
+        if items + replaced.size <= 0:
+            return False
+        where = self._core.where(None, Status.ARCHIVED, None)
+        again = self._core.storage.find(replaced, where, visible=True).size  # it stays from now on
+        return items + again > self._archived()
+
+    def _missing_bytes(
+        self, encoded: Encoded, rows: Rows, shared: Rows, replaced: int | None
+    ) -> int:
+        """Bytes that must leave before a group comes, 0 or less where it fits."""
+        core, payload = self._core, self._payload(rows, shared)
+        if encoded.arrays:  # those of a new name have no column yet
+            names = core.table.columns
+            new = [c for name, (c, _) in encoded.arrays.items() if ARRAYS + name not in names]
+            payload += sum(cells.values.nbytes for cells in new if isinstance(cells, Ragged))
+        assert core.capacity_bytes is not None
+        coming = payload + sum(map(len, encoded.blobs.values()))
+        if coming > core.capacity_bytes:
+            raise NeverPossible(
+                f"a group of {coming} bytes never fits a buffer of {core.capacity_bytes} bytes"
+            )
+        leaving = 0
+        if replaced is not None:
+            freed = core.blobs.freed(core.entries[replaced].blobs, encoded.blobs)
+            leaving = self._bytes_of(replaced) + freed
+        after = core.nbytes + payload + core.blobs.missing(encoded.blobs) - leaving
+        return after - core.capacity_bytes
+
+    def is_tight(self) -> bool:
+        """Whether a put may find no room."""
+        core = self._core
+        if core.capacity_bytes is not None:
+            return True
+        if core.capacity is None:
+            return False
+        return len(core.storage) + sum(self.promised.values()) >= core.capacity
 
     def _fullness(self, promises: int) -> str:
         parts = []
@@ -96,7 +129,7 @@ class Space:
         return table._schema.payload(rows) + table._shared_schema.payload(shared)
 
     def _bytes_of(self, key: int) -> int:
-        """The payload that leaves with a group, blobs that others refer to left out."""
+        """The payload of a group, without its blobs."""
         chosen = self._core.storage.get(np.array([key], np.uint64), None)
         batch = chosen.read(np.empty)
         table = self._core.table
@@ -106,25 +139,34 @@ class Space:
             as_rows(batch.shared)
         )
 
-    def _drop_archived(self, items: int, nbytes: int) -> tuple[int, int]:
+    def drop_archived(self, items: int, nbytes: int, spared: Keys) -> tuple[int, int]:
         """What was trained makes room first, the oldest first; returns what is still missing."""
-        where = self._core.where(None, Status.ARCHIVED, None)
-        while (items > 0 or nbytes > 0) and self._core.storage.available(where)[0]:
-            before = self._core.nbytes
-            oldest = self._core.storage.take(OLDEST_FIRST, 1, where, hide=True)
-            self._core.remove(oldest.keys, "archived", hidden=True)
+        if items <= 0 and nbytes <= 0:
+            return items, nbytes
+        core, storage = self._core, self._core.storage
+        where = core.where(None, Status.ARCHIVED, None)
+        kept = storage.hide(spared)
+        while (items > 0 or nbytes > 0) and storage.available(where)[0]:
+            before = core.nbytes
+            oldest = storage.take(OLDEST_FIRST, 1, where, hide=True)
+            core.remove(oldest.keys, "archived", hidden=True)
             items -= 1
-            nbytes -= before - self._core.nbytes
+            nbytes -= before - core.nbytes
+        if kept.size:
+            storage.show(kept, returned=False)
         return items, nbytes
 
     def drop_stalest(self, items: int, nbytes: int, spared: Keys) -> Blocked | None:
-        """Evict all but some groups; what is leased cannot leave."""
+        """Evict all but some groups, those of the archive first; what is leased cannot leave."""
+        if items <= 0 and nbytes <= 0:
+            return None
         storage = self._core.storage
         if storage.hidden and self._never_enough(items, nbytes, spared):
             return Blocked(
                 f"the buffer is full, and of its {many(len(storage), 'group')} {storage.hidden} "
                 "are leased; a lease must be confirmed or given back"
             )
+        items, nbytes = self.drop_archived(items, nbytes, spared)
         kept = storage.hide(spared)
         blocked = None
         while items > 0 or nbytes > 0:
@@ -177,18 +219,61 @@ class Space:
         """Groups have other sizes now."""
         self._held.clear()
 
+    # -- promises ---------------------------------------------------------------------------------
     def reserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)
         with self._core.table._transaction():
-            self._core.table._enter()
-            granted = n
-            if self._core.capacity is not None:
-                taken = 0 if self._core.overflow == "drop_stalest" else len(self._core.storage)
-                granted = max(0, min(n, self._core.capacity - taken - sum(self.promised.values())))
-            if granted:
-                self.promised[task] = self.promised.get(task, 0) + granted
-                self._core.changed()
-        return granted
+            self._core.enter()
+            return self._promise(min(n, self._free(n)), task)
+
+    def reserve_all(self, n: int, task: str, timeout: float | None) -> Verb[int]:
+        """Promise room for n groups, or wait until there is; never for some of them."""
+        core = self._core
+        n, task = whole("n", n, 0), text("task", task)
+        if timeout is not None:
+            timeout = time_span("timeout", timeout)
+        if core.capacity is not None and n > core.capacity:
+            raise NeverPossible(
+                f"reserve_all: room for {many(n, 'group')} is never there: the capacity is "
+                f"{core.capacity}"
+            )
+
+        def attempt() -> int | Blocked:
+            expire_due(core)
+            free = self._free(n)
+            if free < n:
+                least = n - free if core.capacity_bytes is None else 1
+                fullness = self._fullness(sum(self.promised.values()))
+                needs = f"needs room for {many(n, 'group')}, has it for {free}: {fullness}"
+                return Blocked(needs, least)
+            return self._promise(n, task)
+
+        return Verb(attempt, core.table._gate.departures, timeout, f"reserve_all({n}, {task!r})")
+
+    def _free(self, n: int) -> int:
+        """For how many more groups, of n, room can be promised: those that may be dropped give way.
+
+        Nobody knows how large a group will be. So where bytes are bounded, some must be free.
+        """
+        core = self._core
+        staying = len(core.storage) - self._archived()
+        if core.overflow == "drop_stalest":
+            staying = core.storage.hidden  # what is leased cannot leave
+        full = core.capacity_bytes is not None and core.nbytes >= core.capacity_bytes
+        if full and staying == len(core.storage):
+            return 0
+        if core.capacity is None:
+            return n
+        return max(0, min(n, core.capacity - staying - sum(self.promised.values())))
+
+    def _archived(self) -> int:
+        return self._core.storage.available(self._core.where(None, Status.ARCHIVED, None))[0]
+
+    def _promise(self, n: int, task: str) -> int:
+        if n:
+            self.promised[task] = self.promised.get(task, 0) + n
+            self._core.changed()
+        return n
 
     def unreserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -17,37 +18,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many, text, time_span, whole
-from recollect.effects import Amended, Updated
-from recollect.errors import (
-    BufferFull,
-    InvalidValue,
-    LeaseExpired,
-    NeverPossible,
-    WaitTimeout,
-)
+from recollect.arguments import text, time_span, whole
+from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
 from recollect.info import Lease
-from recollect.rollouts.annotations import Filling
+from recollect.rollouts.annotations import PLACES, Filling, fill
 from recollect.rollouts.cells import Cells
 from recollect.rollouts.encoding import ARRAYS, ROWS, Entry
-from recollect.rollouts.expiring import as_rows, row_payload
 from recollect.rollouts.groups import Groups
-from recollect.rollouts.rollout import CODES, Status
+from recollect.rollouts.rollout import Status
 from recollect.rollouts.taking import lease_span
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Rows, Stored
+from recollect.schema import Stored
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
 
-Keys = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
 
-PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
-EXPIRED = CODES[Status.EXPIRED]
 
 
 def check_cell(what: str, cell: Any) -> None:
@@ -85,7 +75,9 @@ class Stages:
         self._claimed: dict[tuple[str, int], int] = {}  # (cell, key) -> claim
         self._claims_in: Counter[tuple[str, str]] = Counter()  # (cell, task) -> groups claimed
         self._deadlines: list[tuple[float, int]] = []
-        self._next_id = -1  # those of leases are positive
+        # Below 0, so that none is taken for a lease, and from a random number on: a worker that
+        # outlives the buffer does not settle a claim of somebody else on the next one.
+        self._next_id = -(secrets.randbits(20) << 32) - 1
         self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
 
     @property
@@ -128,7 +120,7 @@ class Stages:
     def went(self, key: int, entry: Entry) -> None:
         """A group has left, or is not completed any more: nobody works on it."""
         for cell in entry.lacks:
-            self._settle(cell, key, entry.task)
+            self.settle(cell, key, entry.task)
         entry.lacks = ()
 
     def forget(self, key: int, entry: Entry) -> None:
@@ -137,6 +129,14 @@ class Stages:
             for rollout_id in entry.rollout_ids:
                 if self._rows_of.get(rollout_id) == key:
                     del self._rows_of[rollout_id]
+
+    def rows_of(self) -> dict[str, int]:
+        """The key of the group that has a rollout, by rollout id; made when first asked for."""
+        if self._rows_of is None:
+            self._rows_of = {}
+            for key, entry in self._core.entries.items():
+                self.stored(key, entry)
+        return self._rows_of
 
     def missing_in(self, task: str) -> str:
         """What a message says of the completed groups of a task that are not ready; "" if none."""
@@ -154,7 +154,7 @@ class Stages:
             tasks[task] = OrderedDict()
         return tasks[task]
 
-    def _settle(self, cell: str, key: int, task: str) -> None:
+    def settle(self, cell: str, key: int, task: str) -> None:
         """A group does not wait for a cell any more."""
         self._queue(cell, task).pop(key, None)
         number = self._claimed.pop((cell, key), None)
@@ -350,111 +350,6 @@ class Stages:
         filling = Filling(rollout_ids, attempt, reward, rewards, arrays)
 
         def tried() -> Mask | Blocked:
-            return self._fill(filling)
+            return fill(core, filling)
 
         return Verb(tried, core.table._gate.departures, None, "annotate")
-
-    def _fill(self, filling: Filling) -> Mask | Blocked:
-        core, table = self._core, self._core.table
-        places = self._places(filling)
-        keys = np.array(sorted({key for key, _ in places.values()}), np.uint64)
-        found = np.zeros(len(filling.ids), np.bool_)
-        if not keys.size:
-            return found
-        filling.add_columns(core)
-        batch = core.storage.get(keys, None).read(np.empty)
-        starts = batch.info.row_offsets
-        item_of = {key: item for item, key in enumerate(keys.tolist())}
-        attempts, statuses = batch.columns["attempt"], batch.columns["status"]
-        rows, sources = [], []
-        for place, (key, within) in places.items():
-            row = int(starts[item_of[key]]) + within
-            if attempts[row] == filling.attempts[place] and statuses[row] != EXPIRED:
-                rows.append(row)
-                sources.append(place)
-        if not rows:
-            return found
-        found[sources] = True
-        for other in filling.also(core, places, sources):  # other segments of the same rollout
-            rows.append(int(starts[item_of[other[0]]]) + other[1])
-            sources.append(other[2])
-        assert table._schema is not None
-        names = list(batch.columns)
-        before = as_rows(batch)
-        after = filling.filled(before, names, np.array(rows), sources)
-        gained = row_payload(table._schema, after) - row_payload(table._schema, before)
-        payload = np.add.reduceat(gained, starts[:-1])
-        blocked = self._make_room(keys, int(payload.sum()))
-        if blocked is not None:
-            return blocked
-        core.space.forget_sizes()
-        core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
-        table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
-        self._complete(keys, names, after, starts)
-        table._gate.arrivals.changed(keys.size)
-        return found
-
-    def _places(self, filling: Filling) -> dict[int, tuple[int, int]]:
-        """By place among the ids: the key of the group, and the row in it; none for those gone."""
-        if self._rows_of is None:
-            self._rows_of = {}
-            for key, entry in self._core.entries.items():
-                self.stored(key, entry)
-        places: dict[int, tuple[int, int]] = {}
-        seen: dict[str, int] = {}
-        for place, rollout_id in enumerate(filling.ids):
-            if rollout_id not in self._rows_of:
-                continue
-            key = self._rows_of[rollout_id]
-            ids = self._core.entries[key].rollout_ids
-            start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
-            if rollout_id in ids[start:]:
-                row = ids.index(rollout_id, start)
-                seen[rollout_id] = row + 1
-                places[place] = (key, row)
-        return places
-
-    def _make_room(self, keys: Keys, payload: int) -> Blocked | None:
-        core = self._core
-        if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
-            return None
-        whole_groups = core.space.bytes_of(keys) + payload
-        if whole_groups > core.capacity_bytes:
-            raise NeverPossible(
-                f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes: "
-                f"with them its {many(keys.size, 'group')} would have {whole_groups}"
-            )
-        missing = core.nbytes + payload - core.capacity_bytes
-        if core.overflow == "drop_stalest":
-            return core.space.drop_stalest(0, missing, keys)
-        needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
-        if core.overflow == "block":
-            return Blocked(needs)
-        raise BufferFull(needs)
-
-    def _complete(self, keys: Keys, names: list[str], rows: Rows, starts: Any) -> None:
-        """Groups that have all cells now are ready, and nobody works on those cells any more."""
-        core = self._core
-        assert rows.present is not None
-        here: dict[str, Mask] = {}
-        ready = []
-        for item, key in enumerate(keys.tolist()):
-            entry = core.entries[key]
-            for cell in entry.lacks:
-                if cell not in here:
-                    name = cell if cell in PLACES else ARRAYS + cell
-                    here[cell] = np.zeros(keys.size, np.bool_)
-                    if name in names:
-                        flags = rows.present[names.index(name)]
-                        if flags is None:
-                            flags = np.ones(rows.count, np.bool_)
-                        here[cell] = np.logical_and.reduceat(flags, starts[:-1])
-                if here[cell][item]:
-                    self._settle(cell, key, entry.task)
-            entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
-            if not any(cell in core.needs for cell in entry.lacks):
-                ready.append(key)
-        if ready and core.needs:
-            done = np.array(ready, np.uint64)
-            core.storage.update(done, {"ready": True})
-            core.table._effects.emit(Updated, done, {"ready": True})

@@ -14,7 +14,7 @@ from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
 from recollect.info import Lease
 from recollect.leases import Held
-from recollect.rollouts.expiring import expire_due
+from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.verbs import Verb
@@ -80,9 +80,7 @@ class Taking:
         }
 
         def attempt() -> Any:
-            if train_step is not None and train_step > core.train_step:
-                core.train_step = train_step
-            expire_due(core)
+            advance_to(core, train_step)
             blocked = self._missing(shares)
             if blocked is not None:
                 return blocked
@@ -166,9 +164,7 @@ class Taking:
         bound = core.where(task, Status.COMPLETED, True, where)
 
         def attempt() -> Any:
-            if train_step is not None and train_step > core.train_step:
-                core.train_step = train_step
-            expire_due(core)
+            advance_to(core, train_step)
             step = core.train_step if train_step is None else train_step
             if n <= 0:
                 return core.storage.get(np.zeros(0, np.uint64), None), step, {}, None
@@ -180,7 +176,9 @@ class Taking:
             table._sample_calls += 1
             if core.recorder is not None:
                 core.recorder.sampled(chosen.keys)
-            blobs = core.blobs_of([core.entries[key] for key in chosen.keys.tolist()])
+            entries = [core.entries[key] for key in chosen.keys.tolist()]
+            core.accounts.drew(entry.task for entry in entries)
+            blobs = core.blobs_of(entries)
             if chosen.worn is not None:
                 core.gone(chosen.worn, "trained")
             return chosen, step, blobs, None

@@ -119,6 +119,7 @@ class Items:
             width = (width + 15) >> 4
             size += (width + 15) & ~15
         self._own(layout.A_PMAX, np.empty(size))
+        self._own(layout.A_LOOSE, np.empty(size, np.int8))
         self._maxima = memoryview(self.owned[layout.A_PMAX])  # type: ignore[arg-type]
         self._kernels.rebuild_maxima(self.block)
 
@@ -132,6 +133,8 @@ class Items:
         now = self.now
         if not now[layout.A_PMAX] or not now[layout.LIVE]:
             return 1.0
+        if now[layout.PMAX_LOOSE]:
+            self._kernels.settle_maxima(self.block)
         highest: float = self._maxima[now[layout.PMAX_TOP]]
         return highest
 

@@ -113,6 +113,8 @@ class MemoryStorage:
         if self._rows is not None:
             block[layout.A_SEGMENT_ROWS] = self._rows.live_rows.ctypes.data
             block[layout.A_SEGMENT_SEALED] = self._rows.sealed.ctypes.data
+            self._directory = self._rows.directory.entries  # held while kernels see it
+            block[layout.A_DIRECTORY] = self._directory.ctypes.data
         if self._shared is not None:
             block[layout.A_SHARED_ROWS] = self._shared.live_rows.ctypes.data
             block[layout.A_SHARED_SEALED] = self._shared.sealed.ctypes.data
