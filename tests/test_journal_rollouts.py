@@ -117,7 +117,7 @@ def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, 
     core = buffer._core
     state = {"table": table_state(core.table, after_restart=after_restart)}
     state["train_step"] = core.train_step
-    state["promised"] = core.space.promised
+    state["promised"] = {} if after_restart else core.space.promised  # promises end, too
     state["accounts"] = core.accounts.state()
     state["ids"] = core.by_id
     state["blobs"] = core.blobs.all()

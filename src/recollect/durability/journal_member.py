@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from recollect.durability.journal_records import MARK, RESTARTED, Entry, Section, Told
+from recollect.durability.journal_records import MARK, RESTARTED, Entry, Section
 from recollect.errors import JournalError
 
 if TYPE_CHECKING:
@@ -108,15 +108,9 @@ class Journaled(ABC):
     def state(self) -> dict[str, Any]:
         """Under the lock: what effects do not say, as plain data."""
 
-    def replay(self, section: Section) -> None:
-        """Under the lock: do again what a record tells of this member."""
-        for told in section.effects:
-            self.again(told, section, told.position > self.covered)
-            self.position = max(self.position, told.position)
-
     @abstractmethod
-    def again(self, told: Told, section: Section, fresh: bool) -> None:
-        """Do what was told; what the snapshot already has only has its rows passed over."""
+    def replay(self, section: Section) -> None:
+        """Under the lock: do again what a record tells, beyond what the snapshot has."""
 
     @abstractmethod
     def leased(self) -> list[int]:

@@ -104,7 +104,10 @@ class OpenJournal:
         """An owner is gone without having been closed."""
         self._living -= 1
         if not self._living:
-            self.close()
+            try:
+                self.close()
+            except JournalError as error:  # nobody is left who could be told
+                log.error("%s", error)
 
     # -- snapshots --------------------------------------------------------------------------------
     def _compact(self, writer: Writer) -> None:

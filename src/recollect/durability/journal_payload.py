@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 from recollect.batch import Batch
 from recollect.kernels import layout
 from recollect.storage.base import Chosen, Storage
+from recollect.storage.buffers import BufferPool
 from recollect.storage.memory import MemoryStorage
 from recollect.storage.rows import Reader
 
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
+
+CHUNK = 8 << 20  # bytes that are read together, about: memory of one size is used again
+MEMORY = BufferPool(64 << 20)
 
 
 class Payload(Protocol):
@@ -51,11 +55,12 @@ class Pinned:
         )
 
     def read_with(self, others: Sequence[Pinned]) -> Batch:
-        columns, present = _joined([self.rows, *(each.rows for each in others)]).gather(np.empty)
+        rows = _joined([self.rows, *(each.rows for each in others)])
+        columns, present = rows.gather(MEMORY.array)
         shared = shared_present = None
         if self.shared is not None:
             readers = [self.shared, *(each.shared for each in others if each.shared is not None)]
-            shared, shared_present = _joined(readers).gather(np.empty)
+            shared, shared_present = _joined(readers).gather(MEMORY.array)
         return Batch._make(columns, None, shared, present, shared_present)
 
 
@@ -109,7 +114,9 @@ class Copied:
         if others:
             for name, array in self.columns.items():
                 parts = [array, *(each.columns[name] for each in others)]
-                columns[name] = np.concatenate(parts)
+                rows = sum(len(part) for part in parts)
+                columns[name] = MEMORY.array((rows, *array.shape[1:]), array.dtype)
+                np.concatenate(parts, out=columns[name])
         return Batch._make(columns, None)
 
 
@@ -128,15 +135,17 @@ def pinned(storage: Storage, keys: Keys, *, shared: bool = True) -> Payload:
     return Pinned(rows.pin(items.location[slots], counts), cells)
 
 
-def read_all(payloads: Iterable[Payload]) -> list[Batch]:
-    """The rows of all, in order, in as few batches as can be."""
+def read_all(payloads: Iterable[tuple[Payload, int]]) -> list[Batch]:
+    """The rows of all, given with their sizes, in order and in few batches."""
     batches: list[Batch] = []
     together: list[Payload] = []
-    for payload in payloads:
-        if together and not together[0].alike(payload):
+    total = 0
+    for payload, size in payloads:
+        if together and (total + size > CHUNK or not together[0].alike(payload)):
             batches.append(together[0].read_with(together[1:]))
-            together = []
+            together, total = [], 0
         together.append(payload)
+        total += size
     if together:
         batches.append(together[0].read_with(together[1:]))
     return batches

@@ -8,6 +8,7 @@ them. It is read as a whole or not at all.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ Keys = NDArray[np.uint64]
 NO_KEYS = np.zeros(0, np.uint64)
 NO_VALUES = np.zeros(0, np.float64)
 NO_ROWS = np.zeros(0, np.int32)
+LARGE = 1 << 20  # bytes of a batch that is not copied once more
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 # What happened. Those of tables are effects; the last four are no effects and have no number.
@@ -87,12 +89,14 @@ def encode(number: int, entries: Sequence[Entry]) -> list[Any]:
         if not merged:
             continue
         streams.append((f"{member}.effects", _stream(_effects(merged))))
-        for place, batch in enumerate(read_all(e.payload for e in merged if e.payload is not None)):
+        payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
+        for place, batch in enumerate(read_all(payloads)):
             arrow = batch.to_arrow()
             streams.append((f"{member}.rows.{place}", _stream(arrow.rows)))
             if arrow.shared is not None:
                 streams.append((f"{member}.shared.{place}", _stream(arrow.shared)))
-        for place, batch in enumerate(read_all(e.late for e in merged if e.late is not None)):
+        late = [(e.late, e.nbytes) for e in merged if e.late is not None]
+        for place, batch in enumerate(read_all(late)):
             streams.append((f"{member}.late.{place}", _stream(batch.to_arrow().rows)))
         blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
         if blobs:
@@ -174,9 +178,32 @@ def _blobs(blobs: Mapping[str, bytes]) -> Any:
 
 
 def _stream(batch: Any) -> list[Any]:
-    """A record batch as an Arrow IPC stream, whose large part is copied once."""
-    schema, rows = batch.schema.serialize(), batch.serialize()
-    return [memoryview(schema), memoryview(rows), END_OF_STREAM]
+    """A record batch as an Arrow IPC stream, in pieces; those of a large one are not copied."""
+    if batch.nbytes < LARGE:
+        return [memoryview(batch.schema.serialize()), memoryview(batch.serialize()), END_OF_STREAM]
+    pieces = Pieces()
+    with pa.ipc.new_stream(pieces, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pieces.pieces
+
+
+class Pieces:
+    """A file, as far as Arrow is concerned, that only remembers what was written into it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(memoryview(data))
+        return len(self.pieces[-1])
+
+    def flush(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -209,22 +236,29 @@ class Cursor:
     """Rows of payload, handed out in the order in which they were written."""
 
     def __init__(self, batches: Sequence[Columns]) -> None:
-        self._batches = iter(batches)
-        self._now: Columns | None = None
+        self._batches = deque(batches)
         self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many rows may be taken at once."""
+        while self._batches and self._at >= self._batches[0]._count():
+            self._batches.popleft()
+            self._at = 0
+        return self._batches[0]._count() - self._at if self._batches else 0
 
     def take(self, count: int) -> Columns:
         """The next rows; those of one effect are in one batch."""
-        if self._now is None or self._at >= self._now._count():
-            self._now, self._at = next(self._batches, None), 0
-        if self._now is None or self._at + count > self._now._count():
+        if count > self.left:
             raise JournalError("a record of the journal lacks rows that it tells of")
         begin, self._at = self._at, self._at + count
-        return _between(self._now, begin, self._at)
+        return between(self._batches[0], begin, self._at)
 
 
-def _between(columns: Columns, begin: int, end: int) -> Columns:
+def between(columns: Columns, begin: int, end: int) -> Columns:
     """Some rows, in memory of their own: kernels read arrays that are aligned and contiguous."""
+    if begin == 0 and end == columns._count() and columns.__class__ is Columns:
+        return columns  # made here before
     found: dict[str, Any] = {}
     for name, column in columns.columns.items():
         part = column[begin:end]

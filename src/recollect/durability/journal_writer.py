@@ -194,9 +194,9 @@ class Writer:
             else:
                 self._failure = None
             self.calm = worked and not self._always and self._ended is None
-        self._tell_waiters()
         if worked and self.log.bytes >= self.compact_at and not self._closing:
             self.start_compacting()
+        self._tell_waiters()
         return worked
 
     def _write(self) -> None:
@@ -270,10 +270,11 @@ class Writer:
         """Write a snapshot in a thread of its own, and let go of the records that it covers."""
         if self._compacting is not None and self._compacting.is_alive():
             return
-        self._compacting = threading.Thread(
+        thread = threading.Thread(
             target=self._compact, args=[self], name="recollect-journal-base", daemon=True
         )
-        self._compacting.start()
+        thread.start()
+        self._compacting = thread
 
     def compacted(self, *, worked: bool) -> None:
         """A snapshot was written, or could not be: then much more must come before the next."""

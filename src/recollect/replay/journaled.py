@@ -141,7 +141,12 @@ class JournaledSteps(Journaled):
         return self.buffer._store.nbytes
 
     # -- doing it again ---------------------------------------------------------------------------
-    def again(self, told: Told, section: Section, fresh: bool) -> None:
+    def replay(self, section: Section) -> None:
+        for told in section.effects:
+            self._again(told, section, told.position > self.covered)
+            self.position = max(self.position, told.position)
+
+    def _again(self, told: Told, section: Section, fresh: bool) -> None:
         buffer = self.buffer
         self.number = max(self.number, told.number)
         if told.kind == STEPS:
