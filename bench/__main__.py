@@ -20,6 +20,9 @@ QUICK_ROWS = {
     "W1": 20_000,
     "W2": 20_000,
     "W3": 2_000,
+    "W4": 2_000,
+    "W4 memory": 2_000,
+    "W4 lists": 2_000,
     "W5": 20_000,
     "W5 environments": 20_000,
     "W5 frames": 2_000,
@@ -130,6 +133,10 @@ def _tables(
 ) -> list[Table]:
     if workload.name in growth.TITLES:
         return [tables.growing(workload, outcomes)]
+    if workload.kind == "rollout churn":
+        return [tables.churned(workload, implementations, outcomes)]
+    if workload.kind == "rollout lists":
+        return [tables.beside(workload, implementations, outcomes)]
     made = [tables.comparison(workload, implementations, outcomes)]
     if workload.kind == "frames":
         made.append(tables.frames(workload, implementations, outcomes))

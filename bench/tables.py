@@ -11,7 +11,7 @@ from bench.anatomy import Part
 from bench.figures import NOTHING
 from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
 from bench.startup import Startup
-from bench.workloads import growth
+from bench.workloads import growth, w4_memory
 from bench.workloads.base import Against, Floor, Operation, Workload
 
 SHARE_OF, MOST_SHARE = "SB3", 1 / 6
@@ -99,6 +99,53 @@ def frames(
             cells[1:] = [f"1/{1 / share:.2f}", f"at most 1/{1 / MOST_SHARE:g}"]
             cells.append(figures.limit(share, MOST_SHARE))
         table.rows.append([one.title, *cells])
+    return table
+
+
+def churned(
+    workload: Workload, implementations: Sequence[Implementation], outcomes: Outcomes
+) -> Table:
+    """Growth of resident memory after churning, against the payload of a full store."""
+    payload = workload.rows * workload.payload
+    title = f"{workload.name}: {workload.title}, {payload / 2**20:,.0f} MiB of payload"
+    table = Table(title, ["", "grown by, MiB", "times payload", "must", "verdict"])
+    share, beside = w4_memory.MOST_SHARE, w4_memory.MOST_BESIDE
+    most = share * payload + beside
+    for one in implementations:
+        outcome = outcomes.get(one.name)
+        if outcome is None:
+            continue
+        table.notes.extend(_remarks(one.title, outcome))
+        if not outcome.bytes_per_row:
+            table.rows.append([one.title, _absence(outcome), NOTHING, NOTHING, NOTHING])
+            continue
+        grown = statistics.median(outcome.bytes_per_row) * workload.rows
+        bounds = [NOTHING, NOTHING]
+        if one.name == OURS:
+            limit = f"at most {share:g} x + {beside / 2**20:.0f} MiB"
+            bounds = [limit, figures.limit(grown, most)]
+        table.rows.append([one.title, f"{grown / 2**20:,.0f}", f"{grown / payload:.2f}", *bounds])
+    return table
+
+
+def beside(
+    workload: Workload, implementations: Sequence[Implementation], outcomes: Outcomes
+) -> Table:
+    """Times of single calls beside a reconstruction: no ratios, no bounds."""
+    shown = [one for one in implementations if one.name in outcomes]
+    table = Table(f"{workload.name}: {workload.title}", ["one call", *(one.title for one in shown)])
+    for operation in workload.operations:
+        cells = []
+        for one in shown:
+            rates = outcomes[one.name].rates.get(operation.name)
+            times = figures.seconds([1 / rate for rate in rates]) if rates else ""
+            cells.append(times or _cell(outcomes[one.name], operation))
+        table.rows.append([operation.name, *cells])
+    held = [outcomes[one.name].bytes_per_row for one in shown]
+    used = [f"{statistics.median(some):,.0f}" if some else NOTHING for some in held]
+    table.rows.append(["resident bytes per rollout, after filling", *used])
+    for one in shown:
+        table.notes.extend(_remarks(one.title, outcomes[one.name]))
     return table
 
 

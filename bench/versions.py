@@ -81,7 +81,7 @@ PEERS: tuple[Peer, ...] = (
         python="3.11",
         steps=(("ray==2.60.0", NUMPY),),
         distributions=("ray", "numpy"),
-        kinds=("rollouts", "rollout churn"),
+        kinds=("rollouts",),
     ),
     Peer(
         name="transferqueue",
@@ -89,7 +89,15 @@ PEERS: tuple[Peer, ...] = (
         python="3.11",
         steps=((TORCH,), (TORCH, "TransferQueue==0.1.11", "ray==2.60.0")),
         distributions=("TransferQueue", "ray", "torch", "tensordict", "numpy"),
-        kinds=("rollouts", "rollout churn"),
+        kinds=("rollouts",),
+    ),
+    Peer(
+        name="lists",
+        title="XTuner's way, reconstructed",
+        python="3.11",
+        steps=((NUMPY,),),
+        distributions=("numpy",),
+        kinds=("rollout lists",),
     ),
 )
 

@@ -688,7 +688,7 @@ def test_a_buffer_does_what_plain_lists_do(block: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(6))
 def test_a_long_life_of_groups_is_no_different(block: int, tmp_path: Path) -> None:
     """Many configurations for some time, and every fourth of them for long."""
     for seed in range(1000 + 16 * block, 1000 + 16 * block + 16):

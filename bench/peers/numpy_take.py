@@ -9,6 +9,7 @@ import numpy as np
 
 from bench.adapter import Adapter, Call, Unsupported
 from bench.data import make_rows
+from bench.peers.copy_rollouts import CopyRollouts
 from bench.workloads.base import Operation, Workload
 
 DISTRIBUTIONS = ("numpy",)
@@ -59,4 +60,4 @@ class NumpyTake(Adapter):
         raise Unsupported("not a buffer")
 
 
-ADAPTERS = {"transitions": NumpyTake}
+ADAPTERS = {"transitions": NumpyTake, "rollouts": CopyRollouts}

@@ -11,6 +11,12 @@ import numpy as np
 import recollect as rc
 from bench.adapter import POOL, Adapter, Call, Transitions
 from bench.data import Rows, make_priorities, make_rows
+from bench.peers.recollect_rollouts import (
+    RecollectBesideLists,
+    RecollectChurn,
+    RecollectRolloutGrowth,
+    RecollectRollouts,
+)
 from bench.peers.recollect_steps import (
     RecollectEnvironments,
     RecollectFrames,
@@ -135,4 +141,8 @@ ADAPTERS = {
     "steps growth": RecollectGrowth,
     "environments": RecollectEnvironments,
     "frames": RecollectFrames,
+    "rollouts": RecollectRollouts,
+    "rollout churn": RecollectChurn,
+    "rollout lists": RecollectBesideLists,
+    "rollout growth": RecollectRolloutGrowth,
 }

@@ -14,6 +14,7 @@ from reverb import structured_writer
 from bench.adapter import POOL, Transitions
 from bench.data import Rows, make_priorities, make_rows
 from bench.episodes import make_steps
+from bench.peers.reverb_rollouts import ReverbChurn, ReverbRollouts
 from bench.steps import Sequences
 from bench.workloads.base import Workload
 from bench.workloads.w5 import LENGTH, STRETCH
@@ -219,4 +220,9 @@ def _items_per_step(workload: Workload) -> float:
     return float(((lengths - LENGTH) // PERIOD + 1).sum() / len(done))
 
 
-ADAPTERS = {"transitions": Reverb, "sequences": ReverbSequences}
+ADAPTERS = {
+    "transitions": Reverb,
+    "sequences": ReverbSequences,
+    "rollouts": ReverbRollouts,
+    "rollout churn": ReverbChurn,
+}

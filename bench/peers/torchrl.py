@@ -35,6 +35,8 @@ from torchrl.data.replay_buffers.samplers import (  # noqa: E402
     SumSegmentTreeFp32,
 )
 
+from bench.peers.torchrl_rollouts import TorchRLChurn, TorchRLRollouts  # noqa: E402
+
 DISTRIBUTIONS = ("torchrl", "tensordict", "torch", "numpy")
 
 
@@ -173,4 +175,6 @@ ADAPTERS = {
     "transitions": TorchRL,
     "sequences": TorchRLSequences,
     "environments": TorchRLEnvironments,
+    "rollouts": TorchRLRollouts,
+    "rollout churn": TorchRLChurn,
 }

@@ -17,6 +17,7 @@ VERBS = (
 LIMIT = 2.0
 TITLES = {  # by workload: those that are shown as growth
     "growth": "Cost does not grow with the table",
+    "W4 growth": "W4 growth: cost of rollouts does not grow with the buffer",
     "W5 growth": "W5 growth: cost of sequences does not grow with the buffer",
 }
 

@@ -485,6 +485,12 @@ class Table:
         for part in evicted:
             self._left(part.count, "evicted", part)
 
+    def _came(self, count: int) -> None:
+        """Items have come by way of what is built on the table, and nobody follows."""
+        self._counts.inserts += count
+        self._effects.number += 1
+        self._gate.arrivals.changed(count)
+
     def _left(self, gone: int, reason: str, items: Chosen | Keys | None) -> None:
         """Items have left: count them, and tell those who follow."""
         self._counts.removals += gone

@@ -56,9 +56,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import rows, tokens
+    from recollect.kernels import groups, rows, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups)
 
 
 def _dealing() -> Any:

@@ -234,32 +234,54 @@ def gather(directory, locations, columns, list_id, targets):
         fence()
 
 
-@kernel("void(table, ints, table, int64, ints, int8[::1])")
-def measure(directory, locations, columns, c, offsets, present):
-    """Offsets and presence of one varying column over rows."""
-    offsets[0] = 0
+@kernel("void(table, ints, table, ints, table, int8[:, ::1])")
+def measure(directory, locations, columns, varying, offsets, present):
+    """Offsets and presence of varying columns over rows: `varying` says which columns."""
+    for k in range(varying.size):
+        offsets[k, 0] = 0
     for i in range(locations.size):
-        known = c < directory[locations[i] >> 32, DIRECTORY_COLUMNS]
-        length = -1
-        if known:
-            length = int32_at(_record(directory, locations[i]) + columns[c, OFFSET])[1]
-        present[i] = length >= 0
-        offsets[i + 1] = offsets[i] + max(length, 0)
+        segment = locations[i] >> 32
+        record = _record(directory, locations[i])
+        for k in range(varying.size):
+            length = np.int64(-1)
+            if varying[k] < directory[segment, DIRECTORY_COLUMNS]:
+                length = np.int64(int32_at(record + columns[varying[k], OFFSET])[1])
+            present[k, i] = length >= 0
+            offsets[k, i + 1] = offsets[k, i] + max(length, np.int64(0))
 
 
-@kernel("void(table, ints, table, int64, ints, int64)")
-def gather_cells(directory, locations, columns, c, offsets, target):
-    """Copy one varying column into the array object with the id `target`.
+@kernel("void(table, ints, table, ints, table, int64, ints)")
+def gather_cells(directory, locations, columns, varying, offsets, list_id, targets):
+    """Copy varying columns, each into the array at its place in a list.
 
-    Ragged cells go end to end, optional ones each to its row.
+    Ragged cells go end to end, optional ones each to its row. Cells grow from the back of a
+    segment, so the last is read first: then addresses rise, and the processor fetches the next
+    cell by itself while one is copied. More than a cache could hold goes past it. `targets` has
+    room for an address a column.
     """
-    target = data_of(target)
-    x = columns[c]
-    size = x[SIZE]
-    for i in range(locations.size):
-        length = offsets[i + 1] - offsets[i]
-        if length > 0:
-            word = np.int64(int32_at(_record(directory, locations[i]) + x[OFFSET])[0])
-            source = directory[locations[i] >> 32, DIRECTORY_BASE] + (word << 3)
-            start = offsets[i] if x[CELL] == RAGGED else np.int64(i)
-            copy_bytes(target + start * size, source, length * size)
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    count = varying.size
+    n = locations.size
+    total = np.int64(0)
+    for k in range(count):
+        targets[k] = data_of(objects[k])
+        total += offsets[k, n] * columns[varying[k], SIZE]
+    streams = total >= STREAMED
+    for i in range(n - 1, -1, -1):
+        base = directory[locations[i] >> 32, DIRECTORY_BASE]
+        record = _record(directory, locations[i])
+        for k in range(count - 1, -1, -1):
+            length = offsets[k, i + 1] - offsets[k, i]
+            if length == 0:
+                continue
+            x = columns[varying[k]]
+            size = length * x[SIZE]
+            source = base + (np.int64(int32_at(record + x[OFFSET])[0]) << 3)
+            start = offsets[k, i] if x[CELL] == RAGGED else np.int64(i)
+            target = targets[k] + start * x[SIZE]
+            if streams and size >= 1024:
+                stream_bytes(target, source, size)
+            else:
+                copy_bytes(target, source, size)
+    if streams:
+        fence()

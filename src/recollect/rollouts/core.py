@@ -21,6 +21,7 @@ from recollect.query import as_query, field
 from recollect.ragged import Ragged
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.blobs import Blobs
+from recollect.rollouts.direct import Direct, Known
 from recollect.rollouts.encoding import (
     ARRAYS,
     ROWS,
@@ -30,6 +31,7 @@ from recollect.rollouts.encoding import (
     encode,
     fitted,
     rows_in,
+    tally,
 )
 from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
 from recollect.rollouts.expiring import expire_due, stale_rows, verdict, without_stale
@@ -60,6 +62,7 @@ Keys = NDArray[np.uint64]
 OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
 OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
 NO_KEYS = np.zeros(0, np.uint64)
+NO_FLAGS = (None,) * len(ROWS)
 
 
 class Core:
@@ -127,6 +130,7 @@ class Core:
         self.space = Space(self)
         self.stages = Stages(self)
         self.taking = Taking(self)
+        self.direct = Direct(self.storage)
         self._names = (self.table._schema, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
@@ -165,11 +169,20 @@ class Core:
         if version is not None:
             version = whole("version", version, 0, (1 << 31) - 1)
         rule = self.rules[group.task]
-        encoded = encode(group, version, rule, self.tags)
-        if self.table._ages and encoded.status is Status.COMPLETED:
-            self.table._check_ages(encoded.fields, 1)
+        known = self.direct.look(group, version, rule, self.tags)
+        encoded = None if known is not None else encode(group, version, rule, self.tags)
+        if self.table._ages and (encoded is None or encoded.status is Status.COMPLETED):
+            self.table._check_ages((known or encoded).fields, 1)  # type: ignore[union-attr]
 
         def attempt() -> int | Blocked | None:
+            nonlocal encoded
+            key: int | Blocked | None
+            if known is not None and encoded is None:
+                key = self._store_direct(known, group.task)
+                if key is not None:
+                    return key
+                encoded = encode(group, version, rule, self.tags)
+            assert encoded is not None
             self._check_not_leased(group)
             if self.space.is_tight():
                 expire_due(self)  # what came back too old when its lease lapsed makes room
@@ -182,6 +195,63 @@ class Core:
             return key
 
         return Verb(attempt, self.table._gate.departures, None, "put")
+
+    def _store_direct(self, known: Known, task: str) -> int | None:
+        """Store a group of the common layout where that is simple; None where it is not.
+
+        It is simple where nobody follows, nothing is stale or replaced, no room is promised, and
+        there is room, or the stalest group leaves for it and nobody asks who left.
+        """
+        table, entry = self.table, known.entry
+        if (
+            table._effects.followers
+            or known.expires <= self.train_step
+            or entry.group_id in self.by_id
+            or self.space.promised
+            or self.capacity_bytes is not None
+        ):
+            return None
+        if self.capacity is not None and len(self.storage) >= self.capacity:
+            if not self._drops_simply():
+                return None
+            self._overflowed(self.direct.evict(table._remover))
+        lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
+        known.fields["ready"] = not any(need in lacks for need in self.needs)
+        entry.put_at = table._clock.time()
+        key = self.direct.store(known, entry.put_at)
+        if key is None:
+            return None
+        self.entries[key] = entry
+        self.by_id[entry.group_id] = key
+        self.stages.stored(key, entry)
+        self.accounts[task].put += 1
+        if lacks:
+            self.stages.came(key, entry, lacks)
+        table._came(1)
+        return key
+
+    def _overflowed(self, key: int) -> None:
+        """The same as `gone`, for one group of which nobody wants to know."""
+        entry = self.entries.pop(key)
+        if self.by_id.get(entry.group_id) == key:
+            del self.by_id[entry.group_id]
+        self.stages.went(key, entry)
+        self.stages.forget(key, entry)
+        if entry.blobs:
+            self.blobs.remove(entry.blobs)
+        self.accounts[entry.task].left["overflow"] += 1
+        self.table._left(1, "overflow", None)
+
+    def _drops_simply(self) -> bool:
+        """Whether a full buffer makes room by letting its stalest group go, and no more."""
+        storage = self.storage
+        return (
+            self.overflow == "drop_stalest"
+            and len(storage) == self.capacity
+            and not storage.hidden
+            and not self.events.wants("discarded")
+            and not storage.available(self.where(None, Status.ARCHIVED, None))[0]
+        )
 
     def _check_not_leased(self, group: Group) -> None:
         stored = self.by_id.get(group.group_id)
@@ -323,15 +393,16 @@ class Core:
 
     def gone(self, chosen: Chosen, reason: str) -> None:
         """Groups have left the storage: forget them, count them, and tell who wants to know."""
-        entries = []
-        for key in chosen.keys.tolist():
-            entry = self.entries.pop(key)
-            if self.by_id.get(entry.group_id) == key:
-                del self.by_id[entry.group_id]
-            entries.append(entry)
+        by_id, stages = self.by_id, self.stages
+        keys = chosen.keys.tolist()
+        entries = list(map(self.entries.pop, keys))
+        for key, entry in zip(keys, entries, strict=True):
+            if by_id.get(entry.group_id) == key:
+                del by_id[entry.group_id]
             if entry.lacks:
-                self.stages.went(key, entry)
-            self.stages.forget(key, entry)
+                stages.went(key, entry)
+            if stages._rows_of is not None:
+                stages.forget(key, entry)
         self._count_and_tell(chosen, entries, reason)
         for entry in entries:
             if entry.blobs:
@@ -341,9 +412,8 @@ class Core:
     def _count_and_tell(self, chosen: Chosen, entries: list[Entry], reason: str) -> None:
         """Once for each group: what is in the archive was told of when it was confirmed."""
         kind = KIND_OF.get(reason, "discarded")
-        for entry in entries:
-            if not entry.trained:
-                self.accounts[entry.task].left[reason] += 1
+        for task, count in tally([entry for entry in entries if not entry.trained]).items():
+            self.accounts[task].left[reason] += count
         if self.events.wants(kind):
             left = Left(chosen, self.blobs_of(entries))
             told = events_of(kind, reason, chosen.keys, entries, left)

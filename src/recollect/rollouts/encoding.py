@@ -9,6 +9,7 @@ is stored and not a copy of it per token; `groups.py` spreads it when a batch is
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,11 @@ class Entry:
         self.blobs: Sequence[str] = ()
         self.lacks: Sequence[str] = ()
         self.trained = False  # whether it has left its account and stays in the archive
+
+
+def tally(entries: Sequence[Entry]) -> Counter[str]:
+    """How many groups of each task there are."""
+    return Counter([entry.task for entry in entries])
 
 
 class Encoded:
@@ -219,7 +225,7 @@ def _encode(
         "status": status.value,
         "version": encoded.version if encoded.version >= 0 else None,
         "expires": encoded.expires if encoded.expires < NEVER else None,
-        **{name: _tag(name, kind, group) for name, kind in tags.items()},
+        **{name: tag_of(name, kind, group) for name, kind in tags.items()},
     }
     return encoded
 
@@ -387,13 +393,7 @@ def _encode_shared(encoded: Encoded, group: Group) -> None:
     prompt = group.prompt_ids
     if type(prompt) is not np.ndarray or prompt.dtype != INT32 or prompt.ndim != 1:
         raise InvalidValue(f"prompt_ids: expected a flat array of int32, got {shown(prompt)}")
-    about: dict[str, Any] = {}
-    if group.prompt is not None:
-        about["prompt"] = group.prompt
-    if group.ground_truth is not None:
-        about["ground_truth"] = group.ground_truth
-    if group.extras:
-        about["extras"] = group.extras
+    about = described(group)
     columns = [
         (Ragged._make(np.ascontiguousarray(prompt), offsets_of([len(prompt)])), None),
         (text_of([group.group_id]), None),
@@ -411,6 +411,18 @@ def _encode_shared(encoded: Encoded, group: Group) -> None:
                 encoded.blobs[digest(blob)] = blob
 
 
+def described(group: Group) -> dict[str, Any]:
+    """What a group shares and is kept as JSON."""
+    about: dict[str, Any] = {}
+    if group.prompt is not None:
+        about["prompt"] = group.prompt
+    if group.ground_truth is not None:
+        about["ground_truth"] = group.ground_truth
+    if group.extras:
+        about["extras"] = group.extras
+    return about
+
+
 def _blob_names(blobs: Mapping[str, list[bytes]]) -> dict[str, list[str]] | None:
     """Blobs by their digests, None where there are none."""
     if not blobs:
@@ -418,7 +430,7 @@ def _blob_names(blobs: Mapping[str, list[bytes]]) -> dict[str, list[str]] | None
     return {name: [digest(blob) for blob in values] for name, values in blobs.items()}
 
 
-def _tag(name: str, kind: FieldType, group: Group) -> Any:
+def tag_of(name: str, kind: FieldType, group: Group) -> Any:
     """The value of a tag: the group's extra, or what its rollouts' extras come to."""
     whose = f"extras[{name!r}]"
     if name in group.extras:

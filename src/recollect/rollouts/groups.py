@@ -243,10 +243,11 @@ def finished(batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes]) -> Gr
     assert isinstance(versions, Ragged)
     assert isinstance(stamps, np.ndarray)
     stored_mask, stored_versions = present["loss_mask"], present["versions"]
-    aging = bool(np.any(limits))
+    rows = stamps.size
+    aging = bool(np.any(limits)) if isinstance(limits, np.ndarray) else limits != 0
     stamped = stamps >= 0
-    spreads = bool(stamped.any()) or (stored_versions.any() and not stored_versions.all())
-    masks = aging or not stored_mask.all()
+    spreads = np.count_nonzero(stamped) > 0 or 0 < np.count_nonzero(stored_versions) < rows
+    masks = aging or np.count_nonzero(stored_mask) < rows
     masked = stored_mask
     if (spreads or masks) and offsets[-1]:
         per_row = limits
@@ -254,7 +255,7 @@ def finished(batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes]) -> Gr
             per_row = np.repeat(limits, np.diff(batch.info.row_offsets))
         mask_out = _pool.array((int(offsets[-1]),), np.int8) if masks else _nothing
         version_out = _pool.array((int(offsets[-1]),), np.int32) if spreads else _no_versions
-        whole = np.ones(stamps.size, np.int8)
+        whole = np.ones(rows, np.int8)
         kernels.load_tokens().tokens.train_mask(
             offsets, mask.values, mask.offsets, versions.values, versions.offsets, stamps,
             np.broadcast_to(per_row, stamps.shape).astype(np.int64), mask_out, whole, version_out,
@@ -268,12 +269,11 @@ def finished(batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes]) -> Gr
         present["loss_mask"] = np.ones_like(stored_mask)
     present["versions"] = stored_versions | stamped
     statuses = batch.info.status
-    archived = statuses == Status.ARCHIVED.value
-    if archived.any():
-        rows = np.repeat(archived, np.diff(batch.info.row_offsets))
+    if Status.ARCHIVED.value in statuses.tolist():
+        archived = np.repeat(statuses == Status.ARCHIVED.value, np.diff(batch.info.row_offsets))
         codes = columns["status"]
         assert isinstance(codes, np.ndarray)
-        columns["status"] = np.where(rows, np.int8(ARCHIVED), codes)
+        columns["status"] = np.where(archived, np.int8(ARCHIVED), codes)
     return Groups(batch, masked, blobs)
 
 

@@ -14,6 +14,7 @@ from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
 from recollect.info import Lease
 from recollect.leases import Held
+from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
@@ -110,30 +111,39 @@ class Taking:
         train_step: int | None,
     ) -> tuple[Chosen, int, dict[str, bytes], Lease | None]:
         """Choose all shares, and lease or remove them."""
-        core, storage, table = self._core, self._core.storage, self._table
-        parts = [
-            storage.take(table._sampler, count, where, hide=True).keys
-            for count, where in shares.values()
-            if count
-        ]
-        keys = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-        chosen = storage.get(keys, None)
-        entries = [core.entries[key] for key in keys.tolist()]
+        core, table = self._core, self._table
+        told = bool(table._effects.followers) or core.events.wants("taken")
+        hide = span is not None or told  # who is told holds only what it reads: see `remove`
+        chosen = self._choose(shares, hide=hide)
+        keys = chosen.keys.tolist()
+        entries = [core.entries[key] for key in keys]
         blobs = core.blobs_of(entries)
-        table._counts.samples += keys.size
-        tasks: dict[str, int] = {}
-        for entry in entries:
-            tasks[entry.task] = tasks.get(entry.task, 0) + 1
-        for task, count in tasks.items():
+        table._counts.samples += len(keys)
+        for task, count in tally(entries).items():
             core.accounts.took(task, count)
         step = core.train_step if train_step is None else train_step
         held = None
         if span is not None:
             held = table._lease(chosen, owner, span)
             core.steps_of[held.id] = step
-        elif keys.size:
-            core.remove(keys, "taken", hidden=True)
+        elif keys and told:
+            core.remove(chosen.keys, "taken", hidden=True)
+        elif keys:
+            core.gone(chosen, "taken")
         return chosen, step, blobs, held
+
+    def _choose(self, shares: Mapping[str, tuple[int, Where | None]], *, hide: bool) -> Chosen:
+        """The groups of all shares, task after task, hidden or removed."""
+        storage, sampler = self._core.storage, self._table._sampler
+        wanted = [share for share in shares.values() if share[0]]
+        if len(wanted) == 1:
+            return storage.take(sampler, wanted[0][0], wanted[0][1], hide=hide)
+        parts = [storage.take(sampler, n, where, hide=True).keys for n, where in wanted]
+        keys = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+        chosen = storage.get(keys, None)
+        if not hide and keys.size:
+            storage.remove(keys, keep=False)
+        return chosen
 
     def _collate(self, taken: tuple[Chosen, int, dict[str, bytes], Lease | None]) -> Groups:
         chosen, step, blobs, held = taken

@@ -23,6 +23,7 @@ Array = NDArray[Any]
 KEY, TIMES, LOCATION, SLOT, LEFT = 0, 1, 2, 3, 4
 PROBABILITY, PRIORITY, WEIGHTS = 0, 1, 2
 
+FIRST = np.zeros(1, np.int64)
 _ends_of: dict[int, Ints] = {}
 
 
@@ -61,8 +62,8 @@ class MemoryChosen:
         extra: dict[str, Array] = {}
         for name, field in items.fields.items():
             extra[name] = field.read(slots)
-        for name in items.unset:
-            extra[name] = items.unset[name].read(np.zeros_like(slots))
+        for name, field in items.unset.items():
+            extra[name] = np.repeat(field.read(FIRST), slots.size)
         if layout.A_DELIVERIES in owned:
             extra["deliveries"] = owned[layout.A_DELIVERIES][slots].astype(np.int64) + 1
         self.extra = extra

@@ -165,6 +165,7 @@ class FieldArray:
         self.array: Array = np.full(size, self.absent, _DTYPES[kind])
         self.names: list[str] = []
         self.codes: dict[str, int] = {}
+        self._texts: tuple[list[str], Array] = ([], np.array([None], object))
 
     def resize(self, size: int) -> None:
         grown = np.full(size, self.absent, self.array.dtype)
@@ -181,6 +182,14 @@ class FieldArray:
                 self.array[slots] = self._code(value)
         else:
             self.array[slots] = self.absent if value is None else value
+
+    def write_one(self, slot: int, value: FieldValue) -> None:
+        """The same for one item and one value."""
+        if self.kind == "str":
+            self._forget_unused(1)
+            self.array[slot] = self._code(value)
+        else:
+            self.array[slot] = self.absent if value is None else value
 
     def _code(self, text: Any) -> int:
         if text is None:
@@ -216,11 +225,14 @@ class FieldArray:
         """The values as users see them: None or NaN where absent, -1 for a version."""
         values = self.array[slots]
         if self.kind == "str":
-            names: Array = np.array([*self.names, None], object)
-            return names[values]
+            of, texts = self._texts  # made again when there are other names, or more
+            if of is not self.names or texts.size != len(of) + 1:
+                texts = np.array([*self.names, None], object)
+                self._texts = (self.names, texts)
+            return texts[values]
         if self.kind == "bool" or (self.kind == "int" and self.name != "version"):
             absent = values == self.absent
-            if absent.any():
+            if np.count_nonzero(absent):
                 present = values.astype(bool) if self.kind == "bool" else values
                 result = present.astype(object)
                 result[absent] = None

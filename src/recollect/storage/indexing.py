@@ -66,6 +66,7 @@ class Indexing:
         self._zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
         self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
+        self._aging = (-1, False)  # what `_some_age` found out, and for which indexes
         self._bits = {
             "priority": layout.DEPENDS_PRIORITY,
             "times_sampled": layout.DEPENDS_TIMES,
@@ -303,7 +304,7 @@ class Indexing:
     def expect_versions(self, fields: Mapping[str, FieldValue]) -> None:
         """Before versions come that are far ahead of a reference, move it there."""
         version = fields.get("version")
-        if version is None or not any(self._ages(index) for index in self.indexes):
+        if version is None or not self._some_age():
             return
         newest = float(np.max(version))
         for row, index in enumerate(self.indexes):
@@ -311,9 +312,12 @@ class Indexing:
             if half_life is not None and (newest - index.reference) / half_life > OVERFLOWING:
                 self._rescale(row, newest)
 
-    @staticmethod
-    def _ages(index: Index) -> bool:
-        return index.kind.half_life is not None
+    def _some_age(self) -> bool:
+        """Whether an index weighs by age; found out once for each set of indexes."""
+        if self._aging[0] != self.indexes.layouts:
+            ages = any(index.kind.half_life is not None for index in self.indexes)
+            self._aging = (self.indexes.layouts, ages)
+        return self._aging[1]
 
     def scale_for_draw(self, rows: Ints) -> None:
         """Give the indexes of one draw one reference, at which their weights do not vanish."""

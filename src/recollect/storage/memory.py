@@ -32,7 +32,7 @@ from recollect.storage.chosen import (
 from recollect.storage.fields import FieldValue
 from recollect.storage.indexing import ADD, CHANGE, HIDE, REMOVE, SHOW, Indexing, Plan
 from recollect.storage.items import Items
-from recollect.storage.rows import RowStore
+from recollect.storage.rows import DEAD_SHARE, LARGEST, SLACK, RowStore
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -683,9 +683,18 @@ class MemoryStorage:
         np.add.at(live, locations[slots] >> 32, sizes)
         return live
 
+    def _wastes(self) -> bool:
+        """Whether so much memory holds nothing alive that every segment is worth a look."""
+        live, allocated = self._items.now[layout.PAYLOAD], 0
+        for store, _ in self._stores():
+            live += int(store.live_rows.sum()) * store.beside
+            allocated += store.allocated
+        # The dead of all segments together; the two that are open count neither way.
+        return allocated - live > SLACK + DEAD_SHARE * max(0, live - 2 * LARGEST)
+
     def _compact(self) -> None:
         """Move the items of the emptiest segments to the end, until little is wasted."""
-        for store, locations in self._stores():
+        for store, locations in self._stores() if self._wastes() else ():
             before, payload = store.opened, self._live_bytes(store, locations)
             segment = store.emptiest(before, payload)
             if segment is not None and not store.tracking:

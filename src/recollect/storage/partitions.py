@@ -27,6 +27,7 @@ class Partitions:
         self._block = block
         self._numbers: dict[Values, int] = {}
         self._counts: dict[int, NDArray[np.int64]] = {}
+        self._admitted: dict[int, tuple[Mapping[str, frozenset[Any]], int, list[int]]] = {}
         if by:
             self._resize(16)
 
@@ -56,7 +57,17 @@ class Partitions:
         return self._counts[layout.A_PARTITION_LIVE]
 
     def admitted(self, wanted: Mapping[str, frozenset[Any]]) -> list[int]:
-        """The partitions that a query admits."""
+        """The partitions that a query admits; worked out once for each query and new partition."""
+        known = self._admitted.get(id(wanted))
+        if known is not None and known[0] is wanted and known[1] == len(self._numbers):
+            return known[2]
+        numbers = self._admit(wanted)
+        if len(self._admitted) >= 256:
+            self._admitted.clear()
+        self._admitted[id(wanted)] = (wanted, len(self._numbers), numbers)
+        return numbers
+
+    def _admit(self, wanted: Mapping[str, frozenset[Any]]) -> list[int]:
         if len(wanted) == len(self.by) and all(len(values) == 1 for values in wanted.values()):
             number = self._numbers.get(tuple(next(iter(wanted[name])) for name in self.by))
             return [] if number is None else [number]
@@ -78,9 +89,11 @@ class Partitions:
         """Visible items in some partitions, and how often they were sampled."""
         if not numbers:
             return 0, 0
-        visible = self._counts[layout.A_PARTITION_VISIBLE][numbers].sum()
-        sampled = self._counts[layout.A_PARTITION_SAMPLED][numbers].sum()
-        return int(visible), int(sampled)
+        visible = self._counts[layout.A_PARTITION_VISIBLE]
+        sampled = self._counts[layout.A_PARTITION_SAMPLED]
+        if len(numbers) == 1:
+            return int(visible[numbers[0]]), int(sampled[numbers[0]])
+        return int(visible[numbers].sum()), int(sampled[numbers].sum())
 
     def groups(self, fields: tuple[str, ...]) -> list[tuple[Values, int]]:
         """The values of some of the fields, and how many items each partition has."""

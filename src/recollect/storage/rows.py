@@ -70,6 +70,39 @@ class Directory(NamedTuple):
     buffers: tuple[NDArray[np.uint8] | None, ...]
 
 
+class Cell(NamedTuple):
+    """What a reader must know of one varying column."""
+
+    name: str
+    place: int  # among the columns that are read
+    column: Column
+    element: np.dtype[Any]
+
+
+class Reading:
+    """Which columns are read, worked out once for all readers: the columns of a store, or some."""
+
+    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole")
+
+    def __init__(
+        self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
+    ) -> None:
+        self.names = names
+        self.whole = whole  # the table of all columns, by which kernels know them
+        self.table = whole if len(places) == len(whole) else whole[list(places)]
+        self.fixed = [
+            (place, column.shape, column.dtype)
+            for place, column in enumerate(columns)
+            if not column.ragged and not column.optional
+        ]
+        self.varying = [
+            Cell(names[place], place, column, column.element)
+            for place, column in enumerate(columns)
+            if column.ragged or column.optional
+        ]
+        self.numbers = np.array([places[cell.place] for cell in self.varying], np.int64)
+
+
 class RowStore:
     """All rows of one kind (rows, or shared cells) of a table. Its caller holds the lock."""
 
@@ -89,6 +122,9 @@ class RowStore:
         self.directory = Directory(np.zeros((16, layout.DIRECTORY_BLOCK), np.int64), ())
         self.tracking = False
         self.set_schema(schema)
+        self.beside = (
+            self.stride - self.fixed_bytes
+        )  # of a record, at least: columns are only added
 
     # -- schema ---------------------------------------------------------------------------------
     def set_schema(self, schema: Schema) -> None:
@@ -109,6 +145,7 @@ class RowStore:
         self.stride = (offset + 3) & ~3 if self.varying else max(offset, 1)
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
+        self.reading = Reading(self.names, self.columns, table, range(len(table)))
         self._row_bytes = np.array([self.fixed_bytes], np.int64)
         self._location = np.zeros(1, np.int64)  # what append returns for a single stretch
         self._seal()
@@ -371,7 +408,7 @@ class RowStore:
 class Reader:
     """Rows that were chosen, and the segments that hold them."""
 
-    __slots__ = ("_columns", "_directory", "_kernels", "_locations", "_names", "_rows", "_table")
+    __slots__ = ("_columns", "_directory", "_kernels", "_locations", "_reading", "_rows")
 
     def __init__(
         self,
@@ -384,9 +421,8 @@ class Reader:
         self._locations = locations
         self._rows = per_item
         self._kernels = store._kernels
-        self._table = store.table
         self._columns = store.columns
-        self._names = store.names
+        self._reading = store.reading
 
     def at(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
         """A reader of other rows, as of the same moment."""
@@ -405,66 +441,77 @@ class Reader:
         self, allocate: Allocate, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
         """Copy the rows into new columns; also, for optional columns, which cells are present."""
+        reading = self._reading if names is None else self._only(names)
         locations = self._locations
         if self._rows is not None:
             locations = np.empty(int(self._rows.sum()), np.int64)
             self._kernels.expand(self._locations, self._rows, locations)
-        if names is None:
-            table, columns, names = self._table, self._columns, self._names
-        else:
-            chosen = [self._names.index(name) for name in names]
-            table, columns = self._table[chosen], [self._columns[number] for number in chosen]
         count = len(locations)
-        present: dict[str, NDArray[np.bool_]] | None = None
-        arrays: list[Any] = []
-        fixed = False
-        for name, column in zip(names, columns, strict=True):
-            if column.ragged or column.optional:
-                number = self._names.index(name)
-                values, flags = self._gather_cells(locations, number, column, allocate)
-                arrays.append(values)
-                if column.optional:
-                    present = present or {}
-                    present[name] = flags
-            else:
-                arrays.append(allocate((count, *column.shape), column.dtype))
-                fixed = True
-        if fixed:
+        arrays: list[Any] = [None] * len(reading.names)
+        for place, shape, dtype in reading.fixed:
+            arrays[place] = allocate((count, *shape), dtype)
+        if reading.fixed:
             targets = np.empty(len(arrays), np.int64)
             entries = self._directory.entries
-            self._kernels.gather(entries, locations, table, id(arrays), targets)
-        return dict(zip(names, arrays, strict=True)), present
+            self._kernels.gather(entries, locations, reading.table, id(arrays), targets)
+        present = None
+        if reading.varying:
+            present = self._gather_cells(reading, locations, allocate, arrays)
+        return dict(zip(reading.names, arrays, strict=True)), present
+
+    def _only(self, names: Sequence[str]) -> Reading:
+        places = [self._reading.names.index(name) for name in names]
+        columns = [self._columns[place] for place in places]
+        return Reading(list(names), columns, self._reading.whole, places)
 
     def payload(self) -> Ints:
         """Bytes of payload of each row."""
-        sizes = [column.size for column in self._columns]
-        cells = [p for p, c in enumerate(self._columns) if c.ragged or c.optional]
-        total = np.full(len(self._locations), sum(sizes) - sum(sizes[p] for p in cells), np.int64)
-        offsets = np.empty(len(self._locations) + 1, np.int64)
-        flags = np.empty(len(self._locations), np.int8)
-        for place in cells:
-            self._kernels.measure(
-                self._directory.entries, self._locations, self._table, place, offsets, flags
-            )
-            total += np.diff(offsets) * sizes[place]
+        reading = self._reading
+        fixed = sum(self._columns[place].size for place, _, _ in reading.fixed)
+        if not reading.varying:
+            return np.full(len(self._locations), fixed, np.int64)
+        sizes = np.array([cell.column.size for cell in reading.varying], np.int64)
+        offsets, _ = self._measure(reading, self._locations)
+        total: Ints = fixed + sizes @ np.diff(offsets)
         return total
 
+    def _measure(self, reading: Reading, locations: Ints) -> tuple[Ints, NDArray[np.int8]]:
+        """Offsets and presence of the varying columns."""
+        offsets = np.empty((len(reading.varying), len(locations) + 1), np.int64)
+        flags = np.empty((len(reading.varying), len(locations)), np.int8)
+        self._kernels.measure(
+            self._directory.entries, locations, reading.whole, reading.numbers, offsets, flags
+        )
+        return offsets, flags
+
     def _gather_cells(
-        self, locations: Ints, number: int, column: Column, allocate: Allocate
-    ) -> tuple[Any, NDArray[np.bool_]]:
+        self, reading: Reading, locations: Ints, allocate: Allocate, arrays: list[Any]
+    ) -> dict[str, NDArray[np.bool_]] | None:
+        """Put the varying columns into a list; returns which cells of the optional ones exist."""
+        offsets, flags = self._measure(reading, locations)
+        lengths = offsets[:, -1].tolist()
+        values: list[Array] = []
+        for cell, length in zip(reading.varying, lengths, strict=True):
+            if cell.column.ragged:
+                values.append(allocate((length, *cell.column.shape), cell.element))
+            else:
+                values.append(allocate((len(locations), *cell.column.shape), cell.element))
+                values[-1].fill(0)
+        targets = np.empty(len(values), np.int64)
         entries = self._directory.entries
-        offsets = np.empty(len(locations) + 1, np.int64)
-        flags = np.empty(len(locations), np.int8)
-        self._kernels.measure(entries, locations, self._table, number, offsets, flags)
-        length = int(offsets[-1]) if column.ragged else len(locations)
-        values = allocate((length, *column.shape), column.element)
-        if not column.ragged:
-            values.fill(0)
-        self._kernels.gather_cells(entries, locations, self._table, number, offsets, id(values))
-        present = flags.view(np.bool_)
-        if column.ragged:
-            return Ragged._make(values, offsets, column.kind), present  # type: ignore[arg-type]
-        return values, present
+        self._kernels.gather_cells(
+            entries, locations, reading.whole, reading.numbers, offsets, id(values), targets
+        )
+        present: dict[str, NDArray[np.bool_]] = {}
+        flags_of = flags.view(np.bool_)
+        for number, cell in enumerate(reading.varying):
+            column: Any = values[number]
+            if cell.column.ragged:
+                column = Ragged._make(column, offsets[number], cell.column.kind)  # type: ignore[arg-type]
+            arrays[cell.place] = column
+            if cell.column.optional:
+                present[cell.name] = flags_of[number]
+        return present or None
 
 
 def _cell_of(column: Column) -> int:

@@ -1,0 +1,223 @@
+"""Putting groups of the common layout: from their objects into segments, in two kernel calls.
+
+Most groups look alike: all rollouts are completed for one reason, each has tokens and, like its
+siblings, logprobs, a mask and a reward, or none of them, and nothing that few rollouts have.
+`Direct.look` recognizes such a group; `store` copies it. Everything else, every error, and every
+storage but the one in memory, goes by way of `encoding.encode`, which this file must agree with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect import kernels
+from recollect.query import FieldType
+from recollect.rollouts.cells import to_json
+from recollect.rollouts.encoding import ROWS, Entry, described, tag_of
+from recollect.rollouts.group import Group
+from recollect.rollouts.rollout import CODES, FINISH_REASONS, Rollout, Status
+from recollect.rollouts.staleness import NEVER, NONE, Staleness
+from recollect.selectors import Selector
+from recollect.storage.base import Storage
+
+Ints = NDArray[np.int64]
+
+COMPLETED = CODES[Status.COMPLETED]
+LARGEST = (1 << 31) - 1  # the highest version that tokens can have
+PARTS = (
+    "response_ids", "logprobs", "loss_mask", "versions", "reward", "prompt_ids", "segment",
+    "attempt", "error", "rewards", "turns", "extras", "blobs", "arrays",
+)  # fmt: skip
+
+
+class Known(NamedTuple):
+    """A group of the common layout: what `store` needs beside the objects."""
+
+    rollouts: list[Rollout]
+    prompt: Any
+    reason: str | None
+    about: str | None
+    numbers: Ints
+    found: Ints
+    sizes: tuple[int, ...]
+    fields: dict[str, Any]
+    expires: int
+    entry: Entry
+
+    @property
+    def columns(self) -> list[Any]:
+        """For those who ask which columns have cells: something where one has, and None."""
+        logprobs, mask, reward = self.found[:3].tolist()
+        here = {"response_ids": 1, "logprobs": logprobs, "loss_mask": mask, "reward": reward}
+        return [here.get(name) or None for name in ROWS]
+
+
+class Direct:
+    """The short way into one buffer's table."""
+
+    def __init__(self, storage: Storage) -> None:
+        from recollect.storage.direct import DirectInserts
+        from recollect.storage.memory import MemoryStorage
+
+        self._kernels = kernels.load_tokens().groups
+        self._about = _about() if type(storage) is MemoryStorage else None
+        if isinstance(storage, MemoryStorage):
+            self._inserts = DirectInserts(storage)
+        self._numbers: dict[tuple[int, int], Ints] = {}
+
+    def look(
+        self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
+    ) -> Known | None:
+        """What a group of the common layout comes to, None for any other."""
+        rollouts = group.rollouts
+        if (
+            self._about is None
+            or type(rollouts) is not list
+            or not rollouts
+            or group.blobs
+            or rule.max_token_staleness is not None
+        ):
+            return None
+        count = len(rollouts)
+        try:
+            ids = [rollout.rollout_id for rollout in rollouts]
+            reasons = [rollout._finish_reason for rollout in rollouts]
+            reason = reasons[0]
+            if len(set(ids)) != count or reasons.count(reason) != count:
+                return None
+            given = [rollout._status for rollout in rollouts]
+            dispatch: list[Any] = [rollout.dispatch_version for rollout in rollouts]
+        except (AttributeError, TypeError):
+            return None
+        status = given[0] or FINISH_REASONS.get(reason)
+        if status is not Status.COMPLETED or given.count(given[0]) != count:
+            return None
+        numbers, lowest = self._numbers_of(dispatch, version)
+        if numbers is None:
+            return None
+        about = described(group)
+        text = to_json(about) if about else None
+        group_id, prompt = group.group_id, group.prompt_ids
+        found = np.empty(8, np.int64)
+        stamped = version is not None
+        if not self._kernels.look(
+            id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text), stamped,
+            self._inserts.columns[0], self._about, found,
+        ):  # fmt: skip
+            return None
+        sizes = tuple(found.tolist())
+        if sizes[7]:  # tool output among tokens that are to be stamped
+            return None
+        counted = lowest
+        if version is not None and (rule.measure == "oldest_token" or lowest < 0):
+            counted = version
+        expires = rule.expires_at(counted) if counted >= 0 else NEVER
+        fields = {
+            "task": group.task,
+            "status": status.value,
+            "version": counted if counted >= 0 else None,
+            "expires": expires if expires < NEVER else None,
+        }
+        for name, kind in tags.items():
+            fields[name] = tag_of(name, kind, group)
+        entry = Entry(group_id, group.task, ids, counted, 0.0)
+        return Known(rollouts, prompt, reason, text, numbers, found, sizes, fields, expires, entry)
+
+    def _numbers_of(self, dispatch: list[Any], version: int | None) -> tuple[Ints | None, int]:
+        """Stamp, dispatch version, status, segment and attempt of each row, or of all of them.
+
+        Also the lowest dispatch version, -1 where there is none.
+        """
+        stamp = NONE if version is None else version
+        first = dispatch[0]
+        if dispatch.count(first) == len(dispatch):
+            if first is None:
+                first = stamp
+            elif type(first) is not int or not 0 <= first <= LARGEST:
+                return None, 0
+            numbers = self._numbers.get((stamp, first))
+            if numbers is None:
+                if len(self._numbers) >= 64:
+                    self._numbers.clear()
+                numbers = np.array([[stamp, first, COMPLETED, 0, 0]], np.int64)
+                self._numbers[stamp, first] = numbers
+            return numbers, first
+        cells = []
+        for each in dispatch:
+            each = stamp if each is None else each
+            if type(each) is not int or not NONE <= each <= LARGEST:
+                return None, 0
+            cells.append(each)
+        known = [each for each in cells if each >= 0]
+        rows = [[stamp, each, COMPLETED, 0, 0] for each in cells]
+        return np.array(rows, np.int64), min(known, default=NONE)
+
+    def store(self, known: Known, now: float) -> int | None:
+        """Under the lock: copy a group; returns its key, None where it has changed meanwhile."""
+        rows, shared = self._inserts.columns
+        kernel, about = self._kernels.write, self._about
+        entry, sizes = known.entry, known.sizes
+
+        def write(place: Ints) -> bool:
+            done: bool = kernel(
+                id(known.rollouts), id(known.prompt), id(entry.rollout_ids), id(known.reason),
+                id(entry.group_id), id(known.about), known.numbers, rows, shared, about,
+                known.found, place,
+            )  # fmt: skip
+            return done
+
+        count = len(entry.rollout_ids)
+        return self._inserts.insert(
+            count, (sizes[4], sizes[6]), (sizes[3], sizes[5]), known.fields, now, write
+        )
+
+    def evict(self, selector: Selector) -> int:
+        """Under the lock: the first group by a selector leaves; returns its key."""
+        return self._inserts.evict(selector)
+
+
+# -- how objects are laid out ---------------------------------------------------------------------
+@cache
+def _about() -> Ints | None:
+    """What the kernels must know of objects, None where this interpreter lays them out otherwise.
+
+    Where a rollout keeps its parts is looked up in one whose parts are all different.
+    """
+    reading = kernels.load_tokens().rows.data_address  # the word 16 bytes after an address
+    probe = object.__new__(Rollout)
+    for name in Rollout.__slots__:
+        setattr(probe, name, object())
+    words = [reading(id(probe) + at - 16) for at in range(16, Rollout.__basicsize__, 8)]
+    places = []
+    for name in PARTS:
+        if words.count(id(getattr(probe, name))) != 1:
+            return None
+        places.append(16 + 8 * words.index(id(getattr(probe, name))))
+    data = sys.getsizeof("") - 1
+    for text in ("rollout-1", "x" * 100):
+        if reading(id(text)) != len(text):
+            return None
+        if reading(id(text) + data - 16) != int.from_bytes(text[:8].encode(), "little"):
+            return None
+        if not _is_plain(reading, text):
+            return None
+    if any(_is_plain(reading, text) for text in ("größe", "大きさ", "\U0001f600")):
+        return None
+    sample: list[Any] = [0.5, [1, 2, 3], {}, {"a": 1}]
+    expected = [int(np.float64(0.5).view(np.int64)), 3, 0, 1]
+    if [reading(id(one)) for one in sample] != expected:
+        return None
+    types = (np.ndarray, np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.int8), float, str)
+    ids = [id(Rollout), id(None), *map(id, types), id(dict), id(list), id(0), data]
+    return np.array([*ids, *places], np.int64)
+
+
+def _is_plain(reading: Any, text: str) -> bool:
+    plain: bool = reading(id(text) + 32 - 16) & (3 << 5) == 3 << 5
+    return plain
