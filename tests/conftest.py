@@ -1,10 +1,15 @@
-"""Fails a run in which a test was skipped, where nothing may be skipped (`make test`)."""
+"""Fails a run in which a test was skipped, where nothing may be skipped (`make test`).
+
+Also what several tests share: a PostgreSQL server.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
+from postgres_server import PostgresServer
 
 NOT_RUN = ("skipped", "xfailed", "xpassed")
 
@@ -40,3 +45,11 @@ def pytest_terminal_summary(
         terminalreporter.section("RECOLLECT_NO_SKIPS=1: every test must run", red=True)
         for line in lines:
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server for the tests of this process; a test uses a schema of its own in it."""
+    server = PostgresServer()
+    yield server
+    server.close()

@@ -219,7 +219,13 @@ def ratio(**arguments: Any) -> dict[str, Any]:
         ({"sampler": {"alpha": 1.0}}, "sampler.type: missing"),
         ({"sampler": {"type": "Smallest"}}, "sampler.field: missing"),
         ({"sampler": "Smallest"}, "sampler.field: missing"),
-        ({"storage": "sql"}, "storage: unknown 'sql'; expected one of memory"),
+        ({"storage": "tape"}, "storage: unknown 'tape'; expected one of memory, frame, sql"),
+        ({"storage": "sql"}, "storage.url: missing"),
+        (
+            {"storage": {"type": "sql", "url": "x://y"}},
+            "storage.url: expected 'sqlite:///replay.db', 'sqlite://' or "
+            "'postgresql://user@host/name', and 'x' is another database",
+        ),
         (
             {"limiter": "Fifo"},
             "limiter: unknown 'Fifo'; expected one of MinSize, SampleToInsertRatio, Queue, Stack",

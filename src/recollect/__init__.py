@@ -4,6 +4,7 @@
 >>> table = rc.Table("replay", capacity=100_000, sampler=rc.Prioritized())
 """
 
+import typing as _typing
 from importlib.metadata import PackageNotFoundError as _NotInstalled
 from importlib.metadata import version as _version
 
@@ -37,6 +38,8 @@ from recollect.errors import (
     RecollectError,
     SchemaError,
     SnapshotError,
+    StorageError,
+    StorageUnavailable,
     TableClosed,
     UnknownKey,
     WaitTimeout,
@@ -70,9 +73,13 @@ from recollect.selectors import (
     StalestFirst,
     Uniform,
 )
+from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
+
+if _typing.TYPE_CHECKING:
+    from recollect.storage.sql import SqlStorage
 
 try:
     __version__ = _version("recollect")
@@ -93,6 +100,7 @@ __all__ = [
     "Event",
     "Fifo",
     "Follower",
+    "FrameStorage",
     "FreshestFirst",
     "Group",
     "Groups",
@@ -133,10 +141,13 @@ __all__ = [
     "Selector",
     "Smallest",
     "SnapshotError",
+    "SqlStorage",
     "Stack",
     "Staleness",
     "StalestFirst",
     "Status",
+    "StorageError",
+    "StorageUnavailable",
     "Store",
     "SystemClock",
     "Table",
@@ -154,3 +165,12 @@ __all__ = [
     "parse",
     "save_shard",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """Import what needs an optional package when it is first asked for."""
+    if name == "SqlStorage":
+        from recollect.storage.sql import SqlStorage
+
+        return SqlStorage
+    raise AttributeError(f"module 'recollect' has no attribute {name!r}")

@@ -24,6 +24,7 @@ from recollect.durability.journal import Journal
 from recollect.errors import ConfigError, InvalidValue, NeverPossible, SchemaError
 from recollect.schema import Column
 from recollect.storage.base import Storage
+from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
@@ -199,7 +200,22 @@ WRITTEN: dict[tuple[Any, str], Any] = {
     (Table, "clock"): NoneType,  # only code has one
     (Column, "dtype"): str,
 }
-NAMED: dict[Any, dict[str, Any]] = {Storage: {"memory": MemoryStorage}}
+
+
+class _Sql:
+    """Makes an `rc.SqlStorage`, whose packages are imported only where one is asked for."""
+
+    def __new__(cls, url: str, patience: float = 10.0) -> Any:
+        from recollect.storage.sql import SqlStorage
+
+        return SqlStorage(url, patience=patience)
+
+    def __init__(self, url: str, patience: float = 10.0) -> None: ...
+
+
+NAMED: dict[Any, dict[str, Any]] = {
+    Storage: {"memory": MemoryStorage, "frame": FrameStorage, "sql": _Sql}
+}
 BLAMED: dict[tuple[Any, Any], str] = {  # the wrong argument where an error does not name it
     (Store, InvalidValue): ".tables",
     (Table, SchemaError): ".signature",

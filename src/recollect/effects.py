@@ -130,6 +130,7 @@ class Effects:
         self.readers = False  # whether another one may read what left
         self._queue: deque[Effect] = deque()
         self._delivering = False
+        self._held = False
 
     def emit(self, kind: type[Effect], keys: Keys, *about: Any) -> None:
         """Number a change; those who follow are told of it by `deliver`."""
@@ -140,6 +141,24 @@ class Effects:
                 self.journal.record(effect)
             if self.readers:
                 self._queue.append(effect)
+
+    def hold(self) -> None:
+        """From now on keep what changed until `release`: when it is safe in a database."""
+        self._held = self._delivering = True
+
+    def release(self) -> None:
+        """What was held has happened for good."""
+        if self._held and self._queue:
+            self._held = self._delivering = False
+            try:
+                self.deliver()
+            finally:
+                self._held = self._delivering = True
+
+    def drop(self) -> None:
+        """What was held has not happened."""
+        if self._held:
+            self._queue.clear()
 
     def deliver(self) -> None:
         """Tell the followers of what has changed; a change that one of them makes comes last."""

@@ -67,5 +67,13 @@ class JournalError(RecollectError):
     """
 
 
+class StorageError(RecollectError):
+    """A storage cannot be used: another format, other fields, or a database that refuses."""
+
+
+class StorageUnavailable(StorageError, ConnectionError):
+    """The database of a storage cannot be reached now; a later call tries again."""
+
+
 class LeaseExpired(RecollectError):
     """The lease is unknown, was settled before, or its deadline has passed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -58,22 +59,37 @@ class Info:
     lease: LeaseLike | None
 
     def __init__(
-        self, arrays: dict[str, Array], table_size: int, lease: LeaseLike | None = None
+        self,
+        arrays: dict[str, Array],
+        table_size: int,
+        lease: LeaseLike | None = None,
+        later: dict[str, Callable[[], Array]] | None = None,
     ) -> None:
         attributes = self.__dict__
         attributes.update(arrays)
         attributes["table_size"] = table_size
         attributes["lease"] = lease
+        if later is not None:  # arrays that are made when somebody asks for them
+            attributes["_later"] = later
 
     def _arrays(self) -> dict[str, Array]:
         """The arrays that were set, by name."""
-        return {k: v for k, v in self.__dict__.items() if k not in ("table_size", "lease")}
+        made = {name: getattr(self, name) for name in self.__dict__.get("_later", ())}
+        hidden = ("table_size", "lease", "_later")
+        return made | {k: v for k, v in self.__dict__.items() if k not in hidden}
 
     def _count(self) -> int:
+        keys = self.__dict__.get("keys")
+        if keys is not None:
+            return len(keys)
         name, array = next(iter(self._arrays().items()), ("", ()))
         return len(array) - (name == "row_offsets")
 
     def __getattr__(self, name: str) -> Array:
+        later: dict[str, Callable[[], Array]] = self.__dict__.get("_later", {})
+        if name in later:
+            array = self.__dict__[name] = later[name]()
+            return array
         arrays = self._arrays()
         if name in _UNSET and arrays:
             return self._unset(name)

@@ -10,7 +10,7 @@ import heapq
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,22 @@ class Held:
 
     lease: Lease
     keys: NDArray[np.uint64]
+
+
+class LeaseBook(Protocol):
+    """What a table asks of its leases; a storage that processes share has its own."""
+
+    def __len__(self) -> int: ...
+    def add(self, keys: NDArray[np.uint64], owner: str, deadline: float | None) -> Lease: ...
+    def end(self, lease: Any) -> Held: ...
+    def end_all(self) -> None: ...
+    def renew(self, lease: Any, deadline: float | None) -> Lease: ...
+    def of_owner(self, owner: str) -> list[Lease]: ...
+    def overdue(self, now: float) -> list[Lease]: ...
+    def held(self) -> dict[int, Held]: ...
+    @property
+    def timed(self) -> bool: ...
+    def next_deadline(self) -> float: ...
 
 
 class Leases:
@@ -68,16 +84,14 @@ class Leases:
         return held.lease
 
     def _id(self, lease: Any) -> int:
-        number = lease.id if isinstance(lease, Lease) else lease
-        if not isinstance(number, int) or isinstance(number, bool):
-            hint = "; take with lease= to have one" if lease is None else ""
-            raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}{hint}")
+        number = number_of(lease)
         if number not in self._held:
-            raise LeaseExpired(
-                f"lease {number} is not held: its deadline has passed, or it was confirmed or "
-                "given back before; its items may be with somebody else now"
-            )
+            raise not_held(number)
         return number
+
+    def held(self) -> dict[int, Held]:
+        """Every lease, by its id."""
+        return self._held
 
     def of_owner(self, owner: str) -> list[Lease]:
         return [held.lease for held in self._held.values() if held.lease.owner == owner]
@@ -101,3 +115,19 @@ class Leases:
     def next_deadline(self) -> float:
         """When the next lease may lapse; infinity where none does."""
         return self._deadlines[0][0] if self._deadlines else math.inf
+
+
+def number_of(lease: Any) -> int:
+    """The id of what a caller gives as a lease."""
+    number = lease.id if isinstance(lease, Lease) else lease
+    if not isinstance(number, int) or isinstance(number, bool):
+        hint = "; take with lease= to have one" if lease is None else ""
+        raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}{hint}")
+    return number
+
+
+def not_held(number: int) -> LeaseExpired:
+    return LeaseExpired(
+        f"lease {number} is not held: its deadline has passed, or it was confirmed or "
+        "given back before; its items may be with somebody else now"
+    )

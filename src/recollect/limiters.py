@@ -45,6 +45,10 @@ class Limiter:
         """How many items could be sampled at once now; infinity for any number."""
         raise TypeError(f"{type(self).__name__} is no limiter")
 
+    def items_suffice(self) -> bool:
+        """Whether k items that are there may always be sampled, whatever was counted."""
+        return False
+
     def check_capacity(self, capacity: int) -> None:
         """Raise where a table of this capacity could never open."""
 
@@ -82,6 +86,9 @@ limiter MinSize(min_size=3) needs 1 more insert
 
     def samples_allowed(self, counts: Counts) -> float:
         return 0 if self.inserts_needed(counts, 1) else math.inf
+
+    def items_suffice(self) -> bool:
+        return self.min_size <= 1
 
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
@@ -195,6 +202,9 @@ class Queue(Limiter):
 
     def samples_allowed(self, counts: Counts) -> float:
         return counts.inserts - counts.removals
+
+    def items_suffice(self) -> bool:
+        return True
 
     def check_capacity(self, capacity: int) -> None:
         if self.size > capacity:

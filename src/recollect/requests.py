@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,13 @@ Request = tuple[str | int, int]
 
 PER_PRODUCER = 1024  # what is older may not be repeated
 PRODUCERS = 4096
+
+
+class RequestBook(Protocol):
+    """What a table asks of its requests; a storage that processes share has its own."""
+
+    def keys(self, request: Request) -> NDArray[np.uint64] | None: ...
+    def remember(self, request: Request, keys: NDArray[np.uint64]) -> None: ...
 
 
 class Requests:
@@ -32,10 +39,7 @@ class Requests:
             first, count = known[number]
             return np.arange(count, dtype=np.uint64) + np.uint64(first)
         if len(known) >= PER_PRODUCER and number < next(iter(known)):
-            raise InvalidValue(
-                f"request {number} of producer {producer!r} is too old to be told from a new one: "
-                f"the last {PER_PRODUCER} are remembered; number requests upwards"
-            )
+            raise too_old(request)
         return None
 
     def state(self) -> list[Any]:
@@ -72,4 +76,12 @@ def check_request(request: Any) -> Request:
             return producer, number
     raise InvalidValue(
         f"request: expected (producer, number), such as ('actor-3', 17), got {shown(request)}"
+    )
+
+
+def too_old(request: Request) -> InvalidValue:
+    producer, number = request
+    return InvalidValue(
+        f"request {number} of producer {producer!r} is too old to be told from a new one: "
+        f"the last {PER_PRODUCER} are remembered; number requests upwards"
     )

@@ -37,7 +37,7 @@ from recollect.errors import (
     shown,
 )
 from recollect.info import Lease, LeaseLike
-from recollect.leases import Leases
+from recollect.leases import LeaseBook, Leases
 from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
 from recollect.requests import Request, Requests, check_request
@@ -45,6 +45,7 @@ from recollect.schema import Column, Rows, Schema
 from recollect.selectors import (
     Fifo,
     Lifo,
+    Ordered,
     Selector,
     Uniform,
     different_items,
@@ -52,7 +53,8 @@ from recollect.selectors import (
     largest_alpha,
 )
 from recollect.selectors import ages as selectors_age
-from recollect.storage.base import Chosen, Layout, NewItems, Storage, Where
+from recollect.sharing import TableSharing
+from recollect.storage.base import Chosen, Contended, Layout, NewItems, Shared, Storage, Where
 from recollect.storage.fields import (
     BUILT_IN,
     SETTABLE,
@@ -171,12 +173,12 @@ class Table:
         self._sample_calls = 0
         self._removed: dict[str, int] = {}
         self._effects = Effects()
-        self._leases = Leases()
+        self._leases: LeaseBook = Leases()
         self._requests = Requests()
         self._wheres: dict[Query, Where] = {}
         self._closed = False
-        self._transaction = self._storage.transaction
-        self._storage.open(
+        self._transaction = self._lock = self._storage.transaction
+        self._shared: Shared | None = self._storage.open(
             Layout(
                 name=self.name,
                 capacity=self.capacity,
@@ -184,17 +186,29 @@ class Table:
                 partition_by=self.partition_by,
                 max_times_sampled=self.max_times_sampled,
                 seed=seed,
+                selectors=(self._sampler, self._remover),
+                journaled=journal is not None,
             )
         )
+        listen = None
+        if self._shared is not None:
+            self._leases, listen = self._shared.leases, self._shared.listen
+            self._requests = self._shared.requests  # type: ignore[assignment]
+            self._lock = lambda: self._shared.lock  # type: ignore[union-attr]
+            self._effects.hold()
         self._gate = Gate(
             f"table {self.name!r}",
             self._clock,
             self._transaction,
             self._enter,
             self._leases.next_deadline,
+            self._lock,
+            listen,
         )
+        if self._shared is not None:
+            self._shared.attach(TableSharing(self))
         if rows is not None:
-            self._set_schema(rows, shared)
+            self._declare(rows, shared)
         self._journal: OpenJournal | None = None
         if journal is not None:
             from recollect.durability.journal_table import open_journal
@@ -268,6 +282,24 @@ class Table:
             )
         limiter.check_capacity(self.capacity)
         return limiter
+
+    def _declare(self, rows: Schema, shared: Schema | None) -> None:
+        """Fix the columns, or see that those which others have fixed are the same."""
+        with self._transaction():
+            if self._schema is None:
+                self._set_schema(rows, shared)
+                return
+            for wanted, stored in ((rows, self._schema), (shared, self._shared_schema)):
+                there = {} if stored is None else stored.columns
+                columns = {} if wanted is None else wanted.columns
+                added = [c for name, c in there.items() if name not in columns]
+                same = {name: c for name, c in there.items() if name in columns} == columns
+                if not same or not all(column.optional for column in added):
+                    raise SchemaError(
+                        f"table {self.name!r} is stored with the columns "
+                        f"{self._schema._names()}, and signature= says otherwise; leave it out, or "
+                        "choose another name for the table"
+                    )
 
     def _set_schema(self, rows: Schema, shared: Schema | None) -> None:
         with self._transaction():
@@ -351,7 +383,14 @@ class Table:
     ) -> _Insert:
         """Check everything that an insert was given; what remains is tried under the lock."""
         schema = self._schema or Schema.infer(columns)
-        rows = schema.check(columns)
+        try:
+            rows = schema.check(columns)
+        except SchemaError:
+            if not self._columns_changed():
+                raise
+            assert self._schema is not None
+            schema = self._schema
+            rows = schema.check(columns)
         per_item, count = items_of(rows.count, rows_per_item)
         shared_schema = shared_rows = None
         if shared is not None or self._shared_schema is not None:
@@ -373,6 +412,14 @@ class Table:
             rows, shared_rows, per_item, count, priority, fields, 0.0, -1.0,
             columns, shared, schema, shared_schema, request,
         )  # fmt: skip
+
+    def _columns_changed(self) -> bool:
+        """Whether another process has fixed columns, or added one, since we last looked."""
+        before = self._schema
+        if self._shared is not None:
+            with self._transaction():
+                pass
+        return self._schema is not before
 
     def _check_shared(
         self, shared: Mapping[str, Any] | None, count: int
@@ -599,7 +646,7 @@ class Table:
                 f"{n} samples are never there: {many(self.capacity, 'item')} at most, each "
                 f"sampled {many(often, 'time')} at most"
             )
-        visible, sampled = self._storage.available(where)
+        visible, sampled = self._storage.available(where, n)
         missing = distinct - visible
         if often:
             missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
@@ -659,14 +706,30 @@ class Table:
         if timeout is not None:
             timeout = time_span("timeout", timeout)
         attempt = self._taking(n, where, lease, partial, owner)
-        with self._transaction():
-            self._enter()
-            result = attempt()
+        result = self._try_take(attempt)
         if isinstance(result, Blocked):
             result = self._gate.wait(attempt, result, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = result
         self._effects.settle(number)
         return chosen.read(lease=held)
+
+    def _try_take(self, attempt: Callable[[], Result | Blocked]) -> Result | Blocked:
+        """Try a take for the first time, beside other processes where rules allow it."""
+        shared = self._shared
+        if (
+            shared is not None
+            and isinstance(self._sampler, Ordered)
+            and self._limiter.items_suffice()
+        ):
+            try:
+                with shared.taking():
+                    self._enter()
+                    return attempt()
+            except Contended:  # others hold some of them: see what they leave
+                pass
+        with self._transaction():
+            self._enter()
+            return attempt()
 
     async def take_async(
         self,
@@ -698,7 +761,7 @@ class Table:
             raise InvalidValue(f"owner: expected text, got {shown(owner)}")
 
         def attempt() -> tuple[Chosen, Lease | None, int] | Blocked:
-            visible, _ = self._storage.available(bound)
+            visible, _ = self._storage.available(bound, n)
             count = n
             if partial:
                 allowed = self._limiter.samples_allowed(self._counts)
@@ -1153,11 +1216,13 @@ class Table:
 
         A journal is written to its end, and may then be opened again.
         """
-        with self._transaction():
+        with self._lock():
             self._closed = True
             self._gate.wake_all()
         if self._journal is not None and not self._journal.of_store:
             self._journal.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def __enter__(self) -> Table:
         return self

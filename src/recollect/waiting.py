@@ -107,7 +107,9 @@ class Gate:
     """Runs attempts under a table's lock until they succeed or time is over.
 
     `enter` is what every call does first under the lock; `next_deadline` is when something will
-    change without a call, so that nobody sleeps beyond it.
+    change without a call, so that nobody sleeps beyond it. `lock` guards who waits: it is the
+    transaction itself where that is a lock. `listen`, where there is one, makes sure that changes
+    of other processes arrive; an attempt after it cannot miss one.
     """
 
     def __init__(
@@ -117,22 +119,28 @@ class Gate:
         transaction: Callable[[], AbstractContextManager[Any]],
         enter: Callable[[], None],
         next_deadline: Callable[[], float],
+        lock: Callable[[], AbstractContextManager[Any]] | None = None,
+        listen: Callable[[], None] | None = None,
     ) -> None:
         self._whose = whose
         self._clock = clock
         self._transaction = transaction
         self._enter = enter
         self._next_deadline = next_deadline
+        self._lock = transaction if lock is None else lock
+        self._listen = listen
+        self.alarms = 0  # how often everybody was woken
         self.arrivals, self.departures = Room(), Room()
         clock.on_turn(self._time_turned)
 
     def wake_all(self) -> None:
         """Something changed that may concern everybody."""
+        self.alarms += 1
         self.arrivals.wake_all()
         self.departures.wake_all()
 
     def _time_turned(self) -> None:
-        with self._transaction():
+        with self._lock():
             self.wake_all()
 
     def wait(
@@ -147,7 +155,9 @@ class Gate:
         deadline = self._deadline(timeout)
         self._check_time(blocked, deadline, timeout, what)
         waiter = ThreadWaiter()
-        with self._transaction():
+        if self._listen is not None:
+            self._listen()
+        with self._lock():
             room.waiters.append(waiter)
         try:
             while True:  # first without sleep: much may have changed while the lock was free
@@ -157,7 +167,7 @@ class Gate:
                     return result
                 waiter.sleep(self._sleep(deadline))
         finally:
-            with self._transaction():
+            with self._lock():
                 room.waiters.remove(waiter)
 
     async def run_async(
@@ -176,6 +186,9 @@ class Gate:
                 return result
             room.waiters.append(waiter)
         try:
+            if self._listen is not None:  # what others did until now is seen by one more attempt
+                self._listen()
+                waiter.wake()
             while True:
                 await waiter.sleep(self._sleep(deadline))
                 with self._transaction():
@@ -183,7 +196,7 @@ class Gate:
                 if not isinstance(result, Blocked):
                     return result
         finally:
-            with self._transaction():
+            with self._lock():
                 room.waiters.remove(waiter)
 
     def _retry(

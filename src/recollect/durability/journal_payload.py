@@ -67,7 +67,7 @@ class Pinned:
 def _alike(one: Reader | None, other: Reader | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one._directory is other._directory and one._table is other._table
+    return one._directory is other._directory and one._reading is other._reading
 
 
 def _joined(readers: Sequence[Reader]) -> Reader:

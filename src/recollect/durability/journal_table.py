@@ -184,7 +184,7 @@ class JournaledTable(Journaled):
         self.position = max(self.position, *(told.position for told in section.effects))
 
     def leased(self) -> list[int]:
-        return [key for held in self.table._leases._held.values() for key in held.keys.tolist()]
+        return [key for held in self.table._leases.held().values() for key in held.keys.tolist()]
 
     def lease_again(self, keys: list[int]) -> None:
         self.replaying.lease_again(np.array(keys, np.uint64))

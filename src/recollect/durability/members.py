@@ -25,7 +25,6 @@ from recollect.errors import InvalidValue, SnapshotError, shown
 from recollect.storage.capture import Capture, Pages, Saved, finish
 from recollect.table import Table
 
-
 KINDS = {"items": "a table", "rollouts": "a rollout buffer", "steps": "a replay buffer"}
 
 

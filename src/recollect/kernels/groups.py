@@ -29,12 +29,13 @@ OBJECT_SIZE = 16  # of a list, a text or a dict: how many it has; the number its
 TEXT_STATE = 32  # int32
 PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its head
 
-# What `about` holds: ids of types, dtypes and singletons, then where a rollout keeps each thing.
+# What `about` holds: ids of types, dtypes and singletons, then where a rollout keeps each
+# thing, and the code of a status.
 (
     ROLLOUT, NOTHING, ARRAY, INT32, FLOAT32, INT8, FLOAT, TEXT, DICT, LIST, ZERO, TEXT_DATA,
     RESPONSE, LOGPROBS, MASK, VERSIONS, REWARD, PROMPT, SEGMENT, ATTEMPT, ERROR, REWARDS, TURNS,
-    EXTRAS, BLOBS, ARRAYS,
-) = range(26)  # fmt: skip
+    EXTRAS, BLOBS, ARRAYS, COMPLETED,
+) = range(27)  # fmt: skip
 
 # What `look` finds: which of the optional arrays there are, sizes in bytes, whether a logprob is
 # not a number.
@@ -44,7 +45,7 @@ HAS_LOGPROBS, HAS_MASK, HAS_REWARD, PAYLOAD, STORED, SHARED_PAYLOAD, SHARED_STOR
 BASE, STRIDE, TAIL, ROW, SHARED_BASE, SHARED_STRIDE, SHARED_TAIL, SHARED_ROW = range(8)
 
 # The order of columns that `write` fills, see `encoding.ROWS` and `encoding.SHARED`.
-C_RESPONSE, C_LOGPROBS, C_MASK, C_NUMBERS, C_REWARD = 0, 1, 2, 4, 6
+C_RESPONSE, C_LOGPROBS, C_MASK, C_STAMP, C_DISPATCH, C_REWARD = 0, 1, 2, 4, 5, 6
 C_STATUS, C_SEGMENT, C_ATTEMPT, C_ID, C_REASON = 7, 8, 9, 10, 11
 S_PROMPT, S_ID, S_ABOUT = 0, 1, 2
 
@@ -226,16 +227,18 @@ def _put_cell(base, tail, record, offset, source, length, size):
 
 
 @kernel(
-    "boolean(int64, int64, int64, int64, int64, int64, table, table, table, ints, ints, ints)",
+    "boolean(int64, int64, int64, int64, int64, int64, int64, ints, table, table, ints, ints, "
+    "ints)",
     nogil=False,
 )
 def write(
-    rollouts, prompt, ids, reason, group_id, shared, numbers, rows, others, about, found, place
-):
+    rollouts, prompt, ids, reason, group_id, shared, stamp, dispatch, rows, others, about, found,
+    place,
+):  # fmt: skip
     """Copy a group that `look` found fit; False, and nothing is stored, where it has changed since.
 
-    `numbers` has a row for each rollout, or one for all: stamp, dispatch version, status, segment
-    and attempt.
+    `stamp` is the version of all tokens, `dispatch` that of each rollout, or one for all. They are
+    completed, of segment 0 and at their first attempt.
     """
     parts = found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD]
     payload, others_payload = found[PAYLOAD], found[SHARED_PAYLOAD]
@@ -279,12 +282,12 @@ def write(
                 elements = int64_at(reason + OBJECT_SIZE)[0]
             if x[CELL] != FIXED:
                 tail = _put_cell(base, tail, record, x[OFFSET], source, elements, x[SIZE])
-        own = numbers[row if numbers.shape[0] > 1 else 0]
-        int64_at(record + rows[C_NUMBERS, OFFSET])[0] = own[0]
-        int64_at(record + rows[C_NUMBERS + 1, OFFSET])[0] = own[1]
-        int8_at(record + rows[C_STATUS, OFFSET])[0] = own[2]
-        int32_at(record + rows[C_SEGMENT, OFFSET])[0] = own[3]
-        int32_at(record + rows[C_ATTEMPT, OFFSET])[0] = own[4]
+        sent = dispatch[row if dispatch.size > 1 else 0]
+        int64_at(record + rows[C_STAMP, OFFSET])[0] = stamp
+        int64_at(record + rows[C_DISPATCH, OFFSET])[0] = sent
+        int8_at(record + rows[C_STATUS, OFFSET])[0] = about[COMPLETED]
+        int32_at(record + rows[C_SEGMENT, OFFSET])[0] = 0
+        int32_at(record + rows[C_ATTEMPT, OFFSET])[0] = 0
     place[TAIL] = tail
     base, tail = place[SHARED_BASE], place[SHARED_TAIL]
     record = base + place[SHARED_ROW] * place[SHARED_STRIDE]

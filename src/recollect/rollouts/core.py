@@ -20,6 +20,7 @@ from recollect.errors import InvalidValue, shown
 from recollect.query import as_query, field
 from recollect.ragged import Ragged
 from recollect.rollouts.accounts import Accounts
+from recollect.rollouts.adopting import adopt
 from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.direct import Direct, Known
 from recollect.rollouts.encoding import (
@@ -61,6 +62,7 @@ Keys = NDArray[np.uint64]
 
 OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
 OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
+STALEST_FIRST = StalestFirst()  # who leaves a full buffer
 NO_KEYS = np.zeros(0, np.uint64)
 NO_FLAGS = (None,) * len(ROWS)
 
@@ -108,7 +110,7 @@ class Core:
             name,
             capacity=LARGEST_CAPACITY if self.capacity is None else self.capacity,
             sampler=order,
-            remover=StalestFirst(),
+            remover=STALEST_FIRST,
             max_times_sampled=whole("max_uses", max_uses, 0),
             signature={**ROWS, **SHARED},
             tags={**self.tags, **OWN_TAGS},
@@ -134,6 +136,7 @@ class Core:
         self._names = (self.table._schema, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
+        adopt(self)
         if journal is not None:
             from recollect.rollouts.journaled import open_journal
 
@@ -214,9 +217,9 @@ class Core:
         if self.capacity is not None and len(self.storage) >= self.capacity:
             if not self._drops_simply():
                 return None
-            self._overflowed(self.direct.evict(table._remover))
+            self._overflowed(self.direct.evict(STALEST_FIRST))
         lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
-        known.fields["ready"] = not any(need in lacks for need in self.needs)
+        known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
         entry.put_at = table._clock.time()
         key = self.direct.store(known, entry.put_at)
         if key is None:
@@ -247,6 +250,7 @@ class Core:
         storage = self.storage
         return (
             self.overflow == "drop_stalest"
+            and self.table._remover is STALEST_FIRST
             and len(storage) == self.capacity
             and not storage.hidden
             and not self.events.wants("discarded")
@@ -562,5 +566,5 @@ class Core:
 
     def close(self) -> None:
         with self.table._transaction():
-            self.table.close()
             self.events.close()
+        self.table.close()  # without the lock: it may be that of a connection, which goes now

@@ -23,12 +23,11 @@ from recollect.rollouts.encoding import ROWS, Entry, described, tag_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import CODES, FINISH_REASONS, Rollout, Status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
-from recollect.selectors import Selector
+from recollect.selectors import Ordered
 from recollect.storage.base import Storage
 
 Ints = NDArray[np.int64]
 
-COMPLETED = CODES[Status.COMPLETED]
 LARGEST = (1 << 31) - 1  # the highest version that tokens can have
 PARTS = (
     "response_ids", "logprobs", "loss_mask", "versions", "reward", "prompt_ids", "segment",
@@ -43,7 +42,8 @@ class Known(NamedTuple):
     prompt: Any
     reason: str | None
     about: str | None
-    numbers: Ints
+    stamp: int
+    dispatch: Ints
     found: Ints
     sizes: tuple[int, ...]
     fields: dict[str, Any]
@@ -69,7 +69,6 @@ class Direct:
         self._about = _about() if type(storage) is MemoryStorage else None
         if isinstance(storage, MemoryStorage):
             self._inserts = DirectInserts(storage)
-        self._numbers: dict[tuple[int, int], Ints] = {}
 
     def look(
         self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
@@ -98,8 +97,8 @@ class Direct:
         status = given[0] or FINISH_REASONS.get(reason)
         if status is not Status.COMPLETED or given.count(given[0]) != count:
             return None
-        numbers, lowest = self._numbers_of(dispatch, version)
-        if numbers is None:
+        sent, lowest = self._dispatched(dispatch, version)
+        if sent is None:
             return None
         about = described(group)
         text = to_json(about) if about else None
@@ -127,36 +126,23 @@ class Direct:
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
         entry = Entry(group_id, group.task, ids, counted, 0.0)
-        return Known(rollouts, prompt, reason, text, numbers, found, sizes, fields, expires, entry)
-
-    def _numbers_of(self, dispatch: list[Any], version: int | None) -> tuple[Ints | None, int]:
-        """Stamp, dispatch version, status, segment and attempt of each row, or of all of them.
-
-        Also the lowest dispatch version, -1 where there is none.
-        """
         stamp = NONE if version is None else version
-        first = dispatch[0]
-        if dispatch.count(first) == len(dispatch):
-            if first is None:
-                first = stamp
-            elif type(first) is not int or not 0 <= first <= LARGEST:
+        return Known(
+            rollouts, prompt, reason, text, stamp, sent, found, sizes, fields, expires, entry
+        )
+
+    def _dispatched(self, dispatch: list[Any], version: int | None) -> tuple[Ints | None, int]:
+        """The dispatch version of each row, or of all of them, and the lowest; -1 for none."""
+        default = NONE if version is None else version
+        first = default if dispatch[0] is None else dispatch[0]
+        if dispatch.count(dispatch[0]) == len(dispatch):
+            if type(first) is not int or not NONE <= first <= LARGEST:
                 return None, 0
-            numbers = self._numbers.get((stamp, first))
-            if numbers is None:
-                if len(self._numbers) >= 64:
-                    self._numbers.clear()
-                numbers = np.array([[stamp, first, COMPLETED, 0, 0]], np.int64)
-                self._numbers[stamp, first] = numbers
-            return numbers, first
-        cells = []
-        for each in dispatch:
-            each = stamp if each is None else each
-            if type(each) is not int or not NONE <= each <= LARGEST:
-                return None, 0
-            cells.append(each)
-        known = [each for each in cells if each >= 0]
-        rows = [[stamp, each, COMPLETED, 0, 0] for each in cells]
-        return np.array(rows, np.int64), min(known, default=NONE)
+            return np.array([first], np.int64), first
+        cells = [default if each is None else each for each in dispatch]
+        if not all(type(each) is int and NONE <= each <= LARGEST for each in cells):
+            return None, 0
+        return np.array(cells, np.int64), min((c for c in cells if c >= 0), default=NONE)
 
     def store(self, known: Known, now: float) -> int | None:
         """Under the lock: copy a group; returns its key, None where it has changed meanwhile."""
@@ -167,8 +153,8 @@ class Direct:
         def write(place: Ints) -> bool:
             done: bool = kernel(
                 id(known.rollouts), id(known.prompt), id(entry.rollout_ids), id(known.reason),
-                id(entry.group_id), id(known.about), known.numbers, rows, shared, about,
-                known.found, place,
+                id(entry.group_id), id(known.about), known.stamp, known.dispatch, rows, shared,
+                about, known.found, place,
             )  # fmt: skip
             return done
 
@@ -177,9 +163,9 @@ class Direct:
             count, (sizes[4], sizes[6]), (sizes[3], sizes[5]), known.fields, now, write
         )
 
-    def evict(self, selector: Selector) -> int:
-        """Under the lock: the first group by a selector leaves; returns its key."""
-        return self._inserts.evict(selector)
+    def evict(self, order: Ordered) -> int:
+        """Under the lock: the first group by an order leaves; returns its key."""
+        return self._inserts.evict(order)
 
 
 # -- how objects are laid out ---------------------------------------------------------------------
@@ -215,7 +201,7 @@ def _about() -> Ints | None:
         return None
     types = (np.ndarray, np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.int8), float, str)
     ids = [id(Rollout), id(None), *map(id, types), id(dict), id(list), id(0), data]
-    return np.array([*ids, *places], np.int64)
+    return np.array([*ids, *places, CODES[Status.COMPLETED]], np.int64)
 
 
 def _is_plain(reading: Any, text: str) -> bool:

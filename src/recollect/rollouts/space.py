@@ -193,7 +193,7 @@ class Space:
             return True
         if nbytes <= 0:
             return False
-        leases = core.table._leases._held
+        leases = core.table._leases.held()
         self._held = {number: sizes for number, sizes in self._held.items() if number in leases}
         for number, held in leases.items():
             if number not in self._held:

@@ -48,7 +48,7 @@ class Taking:
 
         def attempt() -> Any:
             expire_due(core)
-            count = min(n, core.storage.available(bound)[0])
+            count = min(n, core.storage.available(bound, max(n, 0))[0])
             return self._hand_out({task or "": (max(count, 0), bound)}, span, owner, None)
 
         return self._verb(attempt, None, f"take({n})", self._collate)
@@ -96,7 +96,7 @@ class Taking:
         """Why a batch cannot be taken now; each missing group needs an arrival of its own."""
         missing, needs = 0, []
         for task, (size, where) in shares.items():
-            here = self._core.storage.available(where)[0] if size else 0
+            here = self._core.storage.available(where, size)[0] if size else 0
             if here < size:
                 missing += size - here
                 lacking = self._core.stages.missing_in(task)
@@ -178,7 +178,7 @@ class Taking:
             step = core.train_step if train_step is None else train_step
             if n <= 0:
                 return core.storage.get(np.zeros(0, np.uint64), None), step, {}, None
-            here = core.storage.available(bound)[0]
+            here = core.storage.available(bound, n)[0]
             if here < n:
                 return Blocked(f"needs {many(n, 'group')}, has {here} ready", n - here)
             chosen = core.storage.sample(table._sampler, n, bound, False, table._sample_calls)

@@ -4,23 +4,42 @@ A storage keeps items, executes selectors and queries on them, and knows nothing
 leases, timeouts or waiting: that is the table's. Every verb below is called inside
 `with storage.transaction():`, which is a lock in memory and a transaction in a database;
 `Chosen.read` is called outside it. Arguments have been checked by the table.
+
+A storage in this process's memory stops there. One whose items several processes share must also
+keep what the table counts and remembers beside them, and tell it what the others did. Such a
+storage returns a `Shared` from `open`, and the table hands it its `Sharing` in turn:
+
+- At the beginning of a transaction the storage calls `sharing.load` with the tallies as they are
+  now, at its end it writes down what `sharing.tallies` says has changed, and commits. So the
+  table's own code counts in plain attributes, on every storage.
+- Leases and requests live in the storage: `Shared.leases` and `Shared.requests` have the verbs of
+  `recollect.leases.Leases` and `recollect.requests.Requests`.
+- `sharing.committed` comes after a commit and still under the lock: only then are followers told.
+  `sharing.dropped` says that a transaction came to nothing.
+- `Shared.listen` makes sure that changes of other processes arrive as `sharing.changed`; the
+  table calls it before somebody goes to sleep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.batch import Batch
+from recollect.clock import Clock
 from recollect.query import FieldType, Query
 from recollect.schema import Rows, Schema
 from recollect.selectors import Selector
 from recollect.storage.fields import FieldValue
+
+if TYPE_CHECKING:
+    from recollect.leases import LeaseBook
+    from recollect.requests import RequestBook
 
 Keys = NDArray[np.uint64]
 Array = NDArray[Any]
@@ -38,6 +57,26 @@ class Layout:
     partition_by: tuple[str, ...] = ()
     max_times_sampled: int = 0
     seed: int | None = None
+    selectors: tuple[Selector, ...] = ()  # those of the table, for what they need to be kept
+    journaled: bool = False
+
+
+@dataclass
+class Tallies:
+    """What a table counts, for a storage that several processes share.
+
+    `arrivals`, `departures` and `alarms` are those of the table's `Gate`: what may let others
+    go, and how often everybody was woken.
+    """
+
+    inserts: int = 0
+    samples: int = 0
+    removals: int = 0
+    sample_calls: int = 0
+    removed: dict[str, int] = field(default_factory=dict)
+    arrivals: int = 0
+    departures: int = 0
+    alarms: int = 0
 
 
 @dataclass(slots=True)
@@ -82,11 +121,86 @@ class Chosen(Protocol):
         ...
 
 
+class Contended(Exception):
+    """Another process is taking the items; raised only inside `Shared.taking`."""
+
+
+class Sharing(Protocol):
+    """What a table offers to a storage that several processes share."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def load(self, tallies: Tallies) -> None:
+        """The tallies as they are now; what the gate counts is not among them."""
+        ...
+
+    def tallies(self) -> Tallies: ...
+
+    def adopt(self, rows: Schema, shared: Schema | None) -> None:
+        """Others have fixed the columns, or added to them."""
+        ...
+
+    def committed(self) -> None:
+        """Under the lock, after a commit."""
+        ...
+
+    def dropped(self) -> None:
+        """Under the lock: what happened since the transaction began has not happened."""
+        ...
+
+    def waiting(self) -> bool:
+        """Whether somebody in this process waits; may be called from any thread."""
+        ...
+
+    def changed(self, arrivals: int, departures: int, everybody: bool) -> None:
+        """Another process changed something; called without the lock, from any thread."""
+        ...
+
+
+class Shared(Protocol):
+    """What a storage keeps for a table that several processes share."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """The lock of this process's threads alone; `transaction()` holds it too."""
+        ...
+
+    @property
+    def leases(self) -> LeaseBook: ...
+
+    @property
+    def requests(self) -> RequestBook: ...
+
+    def attach(self, sharing: Sharing) -> None:
+        """Whom to tell; called once, before the first transaction."""
+        ...
+
+    def taking(self) -> AbstractContextManager[Any]:
+        """A transaction that may only take in an order, beside those of other processes.
+
+        `Storage.take` raises `Contended` in it where others hold what it needs: the table then
+        tries again in a `transaction()`, which has the table for itself.
+        """
+        ...
+
+    def listen(self) -> None:
+        """From now on at the latest, `sharing.changed` is called for changes of others."""
+        ...
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        ...
+
+
 class Storage(Protocol):
     """Keeps the items of one table."""
 
-    def open(self, layout: Layout) -> None:
-        """Begin to serve a table; called once, before anything else."""
+    def open(self, layout: Layout) -> Shared | None:
+        """Begin to serve a table; called once, before anything else.
+
+        A storage that only this process sees returns None.
+        """
         ...
 
     def set_schema(self, rows: Schema, shared: Schema | None) -> None:
@@ -130,8 +244,11 @@ class Storage(Protocol):
         """Forget what was kept for selectors that are not in use any more."""
         ...
 
-    def available(self, where: Where | None) -> tuple[int, int]:
-        """How many items are visible and meet the query, and how often they were sampled."""
+    def available(self, where: Where | None, most: int | None = None) -> tuple[int, int]:
+        """How many items are visible and meet the query, and how often they were sampled.
+
+        A storage that must count for it may stop at `most` items: more are not needed.
+        """
         ...
 
     def sample(

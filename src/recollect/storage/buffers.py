@@ -48,6 +48,15 @@ def _fresh(size: int) -> Bytes:
     return np.frombuffer(memory, np.uint8)
 
 
+def _rounded(size: int) -> int:
+    """A size that others share: batches of ragged rows differ a little, and their buffers need not.
+
+    It is at most an eighth more, of which pages that nobody writes take no memory.
+    """
+    step = 1 << max(0, size.bit_length() - 4)
+    return -(-size // step) * step
+
+
 def _references_of_unused() -> int:
     """What getrefcount says of a buffer that only a list refers to, asked in the same way."""
     pool = [np.empty(0, np.uint8)]
@@ -94,6 +103,6 @@ class BufferPool:
         size = dtype.itemsize * math.prod(shape)
         if size < LARGE:
             return np.empty(shape, dtype)
-        buffer = self.bytes(size)
+        buffer = self.bytes(_rounded(size))
         self.keep(buffer)
         return np.ndarray(shape, dtype, buffer)

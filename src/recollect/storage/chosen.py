@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from recollect.batch import Batch
 from recollect.info import Info
 from recollect.kernels import layout
+from recollect.storage.fields import FieldArray
 from recollect.storage.items import Items
 from recollect.storage.rows import Allocate, Reader, RowStore
 
@@ -31,8 +33,8 @@ class MemoryChosen:
     """Some items, as of the moment they were chosen. `pin` must come before `read`."""
 
     __slots__ = (
-        "_allocate", "_reader", "_rows", "_shared", "columns", "count", "extra", "floats",
-        "ints", "left", "table_size", "worn",
+        "_allocate", "_later", "_reader", "_rows", "_shared", "columns", "count", "floats", "ints",
+        "left", "table_size", "worn",
     )  # fmt: skip
 
     def __init__(self, ints: Ints, floats: Floats, count: int, left: int = 0) -> None:
@@ -59,14 +61,15 @@ class MemoryChosen:
         """Under the lock: hold the segments, and take down every field that somebody set."""
         owned = items.owned
         slots = self.ints[SLOT]
-        extra: dict[str, Array] = {}
+        later: dict[str, Callable[[], Array]] = {}
         for name, field in items.fields.items():
-            extra[name] = field.read(slots)
+            later[name] = field.later(slots)
         for name, field in items.unset.items():
-            extra[name] = np.repeat(field.read(FIRST), slots.size)
+            later[name] = partial(_repeated, field, slots.size)
         if layout.A_DELIVERIES in owned:
-            extra["deliveries"] = owned[layout.A_DELIVERIES][slots].astype(np.int64) + 1
-        self.extra = extra
+            deliveries = owned[layout.A_DELIVERIES][slots].astype(np.int64) + 1
+            later["deliveries"] = lambda: deliveries
+        self._later = later
         self._rows = owned[layout.A_ROWS][slots] if layout.A_ROWS in owned else None
         self._reader: Reader = rows.pin(self.ints[LOCATION], self._rows)
         self._shared: Reader | None = None
@@ -89,14 +92,18 @@ class MemoryChosen:
         if self._shared is not None:
             shared, shared_present = self._shared.gather(allocate)
         ints, floats = self.ints, self.floats
-        arrays = self.extra
-        arrays["keys"] = ints[KEY].view(np.uint64)
-        arrays["priority"] = floats[PRIORITY]
-        arrays["probability"] = floats[PROBABILITY]
-        arrays["weights"] = floats[WEIGHTS]
-        arrays["times_sampled"] = ints[TIMES]
-        arrays["row_offsets"] = _ends(self.count) if self._rows is None else _sums(self._rows)
-        info = Info(arrays, self.table_size, lease)
+        rows = self._rows
+        later = self._later | {
+            "row_offsets": partial(_ends, self.count) if rows is None else partial(_sums, rows)
+        }
+        arrays: dict[str, Array] = {
+            "keys": ints[KEY].view(np.uint64),
+            "priority": floats[PRIORITY],
+            "probability": floats[PROBABILITY],
+            "weights": floats[WEIGHTS],
+            "times_sampled": ints[TIMES],
+        }
+        info = Info(arrays, self.table_size, lease, later)
         return Batch._make(columns, info, shared, present, shared_present)
 
 
@@ -120,6 +127,11 @@ def named(items: Items, slots: Ints) -> MemoryChosen:
     floats[PROBABILITY] = 1.0 / max(1, items.now[layout.LIVE])
     floats[PRIORITY] = items.priority[slots]
     return MemoryChosen(ints, floats, slots.size)
+
+
+def _repeated(field: FieldArray, count: int) -> Array:
+    """A field that no item has."""
+    return np.repeat(field.read(FIRST), count)
 
 
 def _ends(count: int) -> Ints:

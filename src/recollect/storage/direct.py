@@ -14,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.selectors import Selector
+from recollect.selectors import Ordered
+from recollect.storage.chosen import KEY, SLOT
 from recollect.storage.indexing import SHOW
 from recollect.storage.memory import EVICT, MemoryStorage
 
 Ints = NDArray[np.int64]
+
+ALL_BITS = (1 << 64) - 1  # of a key, which kernels hand over as an int64
 
 
 class DirectInserts:
@@ -29,6 +32,7 @@ class DirectInserts:
         self._place = np.empty(8, np.int64)  # see `kernels.groups`
         self._location, self._payload = np.empty(1, np.int64), np.empty(1, np.int64)
         self._slot, self._key = np.empty(1, np.int64), np.empty(1, np.uint64)
+        self._ints, self._floats = np.empty((5, 1), np.int64), np.empty((3, 1))
         self._rows, self._partition = np.empty(1, np.int32), np.empty(1, np.int32)
 
     @property
@@ -104,9 +108,16 @@ class DirectInserts:
         storage._tidy(rows.opened + shared.opened)
         return int(self._key[0])
 
-    def evict(self, selector: Selector) -> int:
-        """Remove the first item by a selector, which nobody reads any more; returns its key."""
-        storage = self._storage
-        gone = storage._do(selector, EVICT, 1, None, False, 0)
-        storage._release(gone.slots)
-        return int(gone.keys[0])
+    def evict(self, selector: Ordered) -> int:
+        """Remove the first item by an order, which nobody reads any more; returns its key."""
+        storage, ints = self._storage, self._ints
+        indexing = storage._indexing
+        plan = indexing.plan(selector, False)
+        rows = plan.rows if plan.rows is not None else indexing.rows_over_all(plan)
+        storage._choose(
+            storage._items.block, indexing.indexes.table, rows, EVICT, 1, False, 0, 0.0, 0,
+            storage._random, ints, self._floats, indexing.work,
+        )  # fmt: skip
+        self._slot[0] = ints[SLOT, 0]
+        storage._release(self._slot)
+        return int(ints[KEY, 0]) & ALL_BITS

@@ -7,7 +7,7 @@ absent value has a marker of its own in each type, and no user ever sees it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -223,12 +223,23 @@ class FieldArray:
 
     def read(self, slots: Array) -> Array:
         """The values as users see them: None or NaN where absent, -1 for a version."""
-        values = self.array[slots]
+        return self.shown(self.array[slots], self.names)
+
+    def later(self, slots: Array) -> Callable[[], Array]:
+        """The same, when somebody asks: what it takes from the field is taken now.
+
+        A list of names is only added to, or replaced by another.
+        """
+        values, names = self.array[slots], self.names
+        return lambda: self.shown(values, names)
+
+    def shown(self, values: Array, names: list[str]) -> Array:
+        """Stored values as users see them; texts are codes into the names."""
         if self.kind == "str":
             of, texts = self._texts  # made again when there are other names, or more
-            if of is not self.names or texts.size != len(of) + 1:
-                texts = np.array([*self.names, None], object)
-                self._texts = (self.names, texts)
+            if of is not names or texts.size != len(names) + 1:
+                texts = np.array([*names, None], object)
+                self._texts = (names, texts)
             return texts[values]
         if self.kind == "bool" or (self.kind == "int" and self.name != "version"):
             absent = values == self.absent

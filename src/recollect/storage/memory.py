@@ -42,7 +42,7 @@ SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 NO_PARTITION = np.zeros(1, np.int32)
 OUTPUTS = 24 << 20  # bytes of large outputs that are kept for reuse,
 OUTPUT_SHARE = 32  # and one in so many of the payload
-SEGMENTS = 8 << 20  # the same for segments
+SEGMENTS = 16 << 20  # the same for segments: as one is opened, two may just have died
 LARGEST_CHUNK = 256  # items that `hide_up_to` looks at together
 
 
@@ -146,7 +146,7 @@ class MemoryStorage:
     def highest_priority(self) -> float:
         return self._items.highest_priority()
 
-    def available(self, where: Where | None) -> tuple[int, int]:
+    def available(self, where: Where | None, most: int | None = None) -> tuple[int, int]:
         if where is None:
             now = self._items.now
             return now[layout.LIVE] - now[layout.HIDDEN], now[layout.SAMPLED]

@@ -77,6 +77,7 @@ class Cell(NamedTuple):
     place: int  # among the columns that are read
     column: Column
     element: np.dtype[Any]
+    nothing: Array  # what is handed out where no row has anything
 
 
 class Reading:
@@ -96,7 +97,13 @@ class Reading:
             if not column.ragged and not column.optional
         ]
         self.varying = [
-            Cell(names[place], place, column, column.element)
+            Cell(
+                names[place],
+                place,
+                column,
+                column.element,
+                np.empty((0, *column.shape), column.element),
+            )
             for place, column in enumerate(columns)
             if column.ragged or column.optional
         ]
@@ -492,7 +499,9 @@ class Reader:
         lengths = offsets[:, -1].tolist()
         values: list[Array] = []
         for cell, length in zip(reading.varying, lengths, strict=True):
-            if cell.column.ragged:
+            if length == 0 and cell.column.ragged:
+                values.append(cell.nothing)
+            elif cell.column.ragged:
                 values.append(allocate((length, *cell.column.shape), cell.element))
             else:
                 values.append(allocate((len(locations), *cell.column.shape), cell.element))

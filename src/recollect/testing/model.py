@@ -118,6 +118,7 @@ class Model:
         if isinstance(limiter, rc.SampleToInsertRatio):
             difference = self.inserts * limiter.ratio - self.samples - k
             return size >= limiter.min_size and difference >= limiter.bounds[0]
+        assert isinstance(limiter, rc.MinSize)
         return size >= limiter.min_size
 
     def never_sampled(self, k: int) -> bool:
@@ -256,7 +257,7 @@ class Model:
         while True:
             for selector, count in parts:
                 chance |= count > 0 and not isinstance(selector, Ordered)
-                if count and not chance:
+                if count and not chance and isinstance(selector, Ordered):
                     leaving += self.ordered(selector, left, staying=False)[:count]
                     left = [item for item in left if item not in leaving]
             if chance or self.nbytes - sum(i.nbytes for i in leaving) + payload <= self.bound:

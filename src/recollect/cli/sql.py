@@ -1,0 +1,36 @@
+"""`recollect sql init URL`: make the tables of Recollect in a database.
+
+Tables make what they need by themselves. This is for databases in which only some users may
+create tables, and to see whether an address works.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from recollect.optional import optional
+
+
+def add(commands: Any) -> None:
+    sql = commands.add_parser("sql", help="databases that tables are stored in")
+    verbs = sql.add_subparsers(metavar="VERB", required=True)
+    init = verbs.add_parser("init", help="make the tables of Recollect in a database")
+    init.add_argument("url", metavar="URL", help="sqlite:///replay.db, postgresql://user@host/name")
+    init.set_defaults(run=run_init)
+
+
+def run_init(given: argparse.Namespace) -> int:
+    optional("sqlalchemy", "sql")
+    from recollect.storage.sql.database import Database
+    from recollect.storage.sql.tables import VERSION, prepare
+
+    database = Database(given.url, 0.0)
+    try:
+        fresh = database.begin(lambda c: prepare(c, database.dialect, database.where))
+        database.commit()
+    finally:
+        database.close()
+    done = "made" if fresh else "were there"
+    print(f"{database.where}: the tables of version {VERSION} {done}")
+    return 0

@@ -1,0 +1,178 @@
+"""What the tests try: selectors, columns, values of fields, and queries with their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import recollect as rc
+from recollect.testing.model import Item, Predicate
+
+TASKS = ("math", "code", "chat", None)
+STATUSES = ("done", "failed", None)
+TAGS = {"score": float, "level": int, "hard": bool, "kind": str}
+TAG_VALUES: dict[str, tuple[Any, ...]] = {
+    "score": (0.0, -0.5, 0.25, 3.5, None),
+    "level": (-2, 0, 1, 7, None),
+    "hard": (True, False, None),
+    "kind": ("a", "b", "", None),
+}
+PRIORITIES = (0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 7.5)
+
+PLAIN = {"x": rc.Column("int64")}
+RICH = {
+    "x": rc.Column("int64"),
+    "obs": rc.Column("float32", (3,)),
+    "tokens": rc.Column("int32", ragged=True),
+    "text": rc.Column("str", optional=True),
+    "image": rc.Column("uint8", (2,), optional=True),
+}
+SHARED = {"prompt": rc.Column("str", shared=True)}
+OPTIONAL_SHARED = {"prompt": rc.Column("str", shared=True, optional=True)}
+
+ORDERS: list[rc.Selector] = [
+    rc.Fifo(),
+    rc.Lifo(),
+    rc.StalestFirst(),
+    rc.FreshestFirst(),
+    *(rc.Smallest(name) for name in ("priority", "version", "times_sampled", "score", "nbytes")),
+    *(rc.Largest(name) for name in ("priority", "version", "level", "hard", "rows", "key")),
+    rc.Smallest("inserted_at"),
+    rc.Largest("inserted_at"),
+    rc.Largest("times_sampled"),
+    rc.Largest("seq"),
+]
+CHANCES: list[rc.Selector] = [
+    rc.Uniform(),
+    rc.Prioritized(),
+    rc.Prioritized(alpha=1.0, beta=1.0, stratified=False, normalize=None),
+    rc.Prioritized(alpha=0.0, beta=rc.Linear(0.4, 1.0, 10), normalize="table"),
+    rc.Prioritized(alpha=2.0, normalize="table"),
+    rc.Prioritized(alpha=1.0, half_life=2.0),
+    rc.Prioritized(half_life=0.5, normalize="table", stratified=False),
+]
+MIXTURES: list[rc.Selector] = [
+    rc.Mixed(((rc.Lifo(), 0.5), (rc.Uniform(), 0.5))),
+    rc.Mixed(((rc.Prioritized(), 0.7), (rc.Fifo(), 0.3))),
+    rc.Mixed(((rc.Smallest("priority"), 0.6), (rc.Largest("version"), 0.4))),
+    rc.Mixed(((rc.Uniform(), 1), (rc.Prioritized(alpha=1.0), 1), (rc.StalestFirst(), 1))),
+]
+REMOVERS: list[rc.Selector] = [
+    rc.Fifo(),
+    rc.Lifo(),
+    rc.Smallest("priority"),
+    rc.Largest("times_sampled"),
+    rc.StalestFirst(),
+    rc.Uniform(),
+    rc.Prioritized(alpha=1.0),
+    rc.Mixed(((rc.Smallest("score"), 0.5), (rc.Fifo(), 0.5))),
+]
+# Text that would do harm in a language that a storage might write its queries in.
+HOSTILE = (
+    "'; DROP TABLE items; --",
+    'x" OR "1"="1',
+    "math' OR 'a'='a",
+    "%",
+    "_____",
+    "back\\slash\\'",
+    "${name} :task %(task)s ? $1 {0}",
+    "NULL",
+    "",
+    " ",
+    "tab\tand\nline",
+    "zero\x00inside",
+    "日本語 ñ 🎲",
+    "a" * 5000,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query in one of its forms, and what it says of an item of the model."""
+
+    query: Any
+    holds: Predicate
+
+    def __str__(self) -> str:
+        return str(self.query)
+
+
+def _number(name: str, holds: Callable[[Any], bool]) -> Predicate:
+    def meets(item: Item) -> bool:
+        value = item.value(name)
+        return value is not None and holds(value)
+
+    return meets
+
+
+QUERIES = [
+    Case(rc.field("task") == "math", lambda i: i.value("task") == "math"),
+    Case(rc.field("task") != "math", lambda i: i.value("task") != "math"),
+    Case(rc.field("task") == None, lambda i: i.value("task") is None),  # noqa: E711
+    Case(rc.field("status") != None, lambda i: i.value("status") is not None),  # noqa: E711
+    Case(rc.field("task").isin(["math", "code"]), lambda i: i.value("task") in ("math", "code")),
+    Case(rc.field("kind") == "", lambda i: i.value("kind") == ""),
+    Case(rc.field("hard") == True, lambda i: i.value("hard") is True),  # noqa: E712
+    Case(rc.field("hard") != False, lambda i: i.value("hard") is not False),  # noqa: E712
+    Case(rc.field("score") > 0.2, _number("score", lambda v: v > 0.2)),
+    Case(~(rc.field("score") > 0.2), lambda i: not _number("score", lambda v: v > 0.2)(i)),
+    Case(rc.field("score").between(-0.5, 0.25), _number("score", lambda v: -0.5 <= v <= 0.25)),
+    Case(rc.field("level") >= 0.5, _number("level", lambda v: v >= 1)),
+    Case(rc.field("level").isin([-2, 7, 10**30]), _number("level", lambda v: v in (-2, 7))),
+    Case(rc.field("version") < 2, _number("version", lambda v: v < 2)),
+    Case(rc.field("version") <= 2**63, _number("version", lambda v: True)),
+    Case(rc.field("priority") >= 1, lambda i: i.value("priority") >= 1),
+    Case(rc.field("times_sampled") == 0, lambda i: i.times_sampled == 0),
+    Case(rc.field("rows") > 1, lambda i: len(i.rows) > 1),
+    Case(rc.field("nbytes") < 40, lambda i: i.nbytes < 40),
+    Case(
+        (rc.field("task") == "math") & (rc.field("status") == "done"),
+        lambda i: i.value("task") == "math" and i.value("status") == "done",
+    ),
+    Case(
+        (rc.field("task") == "math") & ((rc.field("score") < 0) | (rc.field("level") == 7)),
+        lambda i: (
+            i.value("task") == "math"
+            and (_number("score", lambda v: v < 0)(i) or i.value("level") == 7)
+        ),
+    ),
+    Case(
+        rc.parse("task = 'math' and not (score > 0.2 or hard = true)"),
+        lambda i: (
+            i.value("task") == "math"
+            and not (_number("score", lambda v: v > 0.2)(i) or i.value("hard") is True)
+        ),
+    ),
+    Case({"task": "code", "score": {"gt": 0}}, lambda i: (
+        i.value("task") == "code" and _number("score", lambda v: v > 0)(i)
+    )),
+    Case({"level": {"absent": True}}, lambda i: i.value("level") is None),
+    Case(rc.field("task").isin([]), lambda i: False),
+]  # fmt: skip
+
+
+def critical(freedom: int) -> float:
+    """What chi-square exceeds with a probability of 1e-4 (Wilson and Hilferty's formula)."""
+    part = 2.0 / (9.0 * freedom)
+    return float(freedom * (1.0 - part + 3.719 * part**0.5) ** 3)
+
+
+def check_frequencies(drawn: Any, weights: Any) -> None:
+    """Draws of 0 to n-1 have frequencies in proportion to weights, none where that is 0."""
+    weights = np.asarray(weights, float)
+    counts = np.bincount(drawn, minlength=weights.size)
+    assert counts.size == weights.size, f"something else was drawn: {counts}"
+    assert not counts[weights == 0].any(), f"an item of weight 0 was drawn: {counts}"
+    here = weights > 0
+    if here.sum() == 1:
+        return
+    expected = len(drawn) * weights[here] / weights.sum()
+    statistic = float(((counts[here] - expected) ** 2 / expected).sum())
+    limit = critical(int(here.sum()) - 1)
+    assert statistic < limit, (
+        f"chi-square {statistic:.1f} is above {limit:.1f}: drawn {counts[here].tolist()}, "
+        f"expected about {expected.round().tolist()}"
+    )

@@ -1,0 +1,399 @@
+"""SQL storages beyond what every storage must do: a database is kept, shared, and checked."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from postgres_server import PostgresServer
+
+import recollect as rc
+from recollect.storage.sql import dialects, tables
+from recollect.storage.sql.text import from_text, to_text
+
+HOSTILE = [
+    "'; DROP TABLE recollect_tables; --",
+    '"; DELETE FROM recollect_items_1; --',
+    "' OR '1'='1",
+    "%s %(x)s :key ? $1",
+    "null\x00byte",
+    "half a pair \ud800",
+    "\uf8ff0000",
+    "\\x27",
+    "ünïcödé 🦊",
+    "x" * 5000,
+    "",
+]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres").schema())
+    return f"sqlite:///{tmp_path}/t.db"
+
+
+def opened(url: str, name: str = "t", **options: Any) -> rc.Table:
+    rules: dict[str, Any] = {"capacity": 1000, "sampler": rc.Fifo(), **options}
+    return rc.Table(name, storage=rc.SqlStorage(url), **rules)
+
+
+@pytest.fixture
+def statements() -> Iterator[list[str]]:
+    """Every statement that is sent to a database meanwhile, as often as it is sent."""
+    sent: list[str] = []
+
+    def seen(_c: Any, _cursor: Any, statement: str, _p: Any, _context: Any, _many: bool) -> None:
+        sent.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", seen)
+    yield sent
+    sa.event.remove(sa.Engine, "before_cursor_execute", seen)
+
+
+# -- a database is kept ---------------------------------------------------------------------------
+def test_a_table_is_there_again_when_it_is_opened_again(url: str) -> None:
+    with opened(url, tags={"score": float}) as table:
+        keys = table.insert(
+            {"x": [1, 2, 3], "s": ["a", "b", "c"]},
+            shared={"prompt": [b"p", b"q", b"r"]},
+            task="math",
+            score=[0.5, None, 1.5],
+            request=("actor", 7),
+        )
+        table.update(keys[:1], priority=4.0)
+        lease = table.take(1, lease=3600).info.lease
+    with opened(url, tags={"score": float}) as table:
+        assert len(table) == 3
+        batch = table.get(keys)
+        assert batch["s"].to_list() == ["a", "b", "c"]
+        assert batch.shared["prompt"].to_list() == [b"p", b"q", b"r"]
+        assert batch.info.priority.tolist() == [4.0, 1.0, 1.0]
+        assert batch.info.score.tolist()[::2] == [0.5, 1.5]
+        assert table.take(1)["x"].tolist() == [2]
+        table.give_back(lease)
+        assert table.take(1).info.deliveries.tolist() == [2]
+        again = {"x": [0], "s": ["z"]}
+        assert table.insert(again, shared={"prompt": [b""]}, request=("actor", 7)).tolist() == (
+            keys.tolist()
+        )
+        more = table.insert(again, shared={"prompt": [b""]})
+        assert int(more[0]) == int(keys[-1]) + 1
+        stats = table.stats()
+        assert (stats["inserts"], stats["samples"], stats["removals"]) == (4, 2, 2)
+        assert stats["removed"] == {"taken": 2}
+
+
+def test_tables_of_other_names_are_other_tables(url: str) -> None:
+    with opened(url, "one") as one, opened(url, "two; --") as two:
+        one.insert({"x": [1]})
+        two.insert({"y": [1.5, 2.5]})
+        assert (len(one), len(two)) == (1, 2)
+        assert set(one.counts("key")).isdisjoint(two.counts("key"))
+
+
+def test_other_tags_than_stored_are_refused(url: str) -> None:
+    opened(url, tags={"score": float}).close()
+    with pytest.raises(rc.StorageError, match=r"made with the tags \{'score': 'float'\}"):
+        opened(url, tags={"score": int})
+
+
+def test_a_signature_must_be_what_is_stored(url: str) -> None:
+    columns = {"x": rc.Column("int64"), "p": rc.Column("str", shared=True)}
+    with opened(url, signature=columns) as table:
+        table.add_column("more", "float32")
+    opened(url, signature=columns).close()
+    with pytest.raises(rc.SchemaError, match="signature= says otherwise"):
+        opened(url, signature={"x": rc.Column("float32")})
+
+
+@pytest.mark.parametrize("name", ["Score", "a" * 200, "größe", "select", "key_", "_x1"[1:]])
+def test_a_tag_may_have_any_name(url: str, name: str) -> None:
+    with opened(url, tags={name: int, "score": float, name + "2": str}) as table:
+        table.insert({"x": [1, 2]}, **{name: [3, 4], name + "2": ["a", "b"]})
+        assert table.take(1, where=rc.field(name) == 4).info.keys.size == 1
+        assert table.counts(name + "2") == {"a": 1}
+
+
+def test_another_version_of_the_tables_is_refused(url: str) -> None:
+    opened(url).close()
+    engine = sa.create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    )
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.meta).values(version=tables.VERSION + 1))
+    with pytest.raises(rc.StorageError, match="version 2, and this Recollect works with version 1"):
+        opened(url)
+
+
+def test_a_configuration_names_its_database(url: str) -> None:
+    config = {"name": "t", "capacity": 9, "storage": {"type": "sql", "url": url, "patience": 1.0}}
+    with rc.Table.from_config(config) as table:
+        table.insert({"x": [1]})
+    with rc.Table.from_config(config) as table:
+        assert len(table) == 1
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+def test_a_journal_is_refused() -> None:
+    with pytest.raises(rc.InvalidValue, match="the database is its journal"):
+        rc.Table("t", capacity=1, storage=rc.SqlStorage("sqlite://"), journal="here")
+
+
+def test_one_storage_serves_one_table() -> None:
+    storage = rc.SqlStorage("sqlite://")
+    rc.Table("a", capacity=1, storage=storage)
+    with pytest.raises(rc.InvalidValue, match="belongs to table 'a'"):
+        rc.Table("b", capacity=1, storage=storage)
+
+
+@pytest.mark.parametrize("wrong", [3, None, "", "nonsense", "mysql://x/y", "sqlite"])
+def test_a_wrong_address_says_what_is_expected(wrong: Any) -> None:
+    with pytest.raises(rc.InvalidValue, match="url: expected"):
+        rc.SqlStorage(wrong)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(b"this is text and no database" * 100)
+    with pytest.raises(rc.StorageError, match="not a database"):
+        opened(f"sqlite:///{path}")
+
+
+def test_a_password_is_not_shown(tmp_path: Path) -> None:
+    storage = rc.SqlStorage(f"postgresql://me:secret@/db?host={tmp_path}", patience=0)
+    assert "secret" not in repr(storage)
+    with pytest.raises(rc.StorageUnavailable) as raised:
+        rc.Table("t", capacity=1, storage=storage)
+    assert "secret" not in str(raised.value)
+
+
+# -- nothing in a text is SQL ----------------------------------------------------------------------
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: repr(text[:20]))
+def test_whatever_a_text_says_it_is_data(url: str, text: str) -> None:
+    table = opened(
+        url, text or "empty", tags={"note": str}, partition_by=("task",), sampler=rc.StalestFirst()
+    )
+    keys = table.insert({"x": [1, 2, 3]}, task=[text, "other", None], note=[None, text, "n"])
+    mine, noted = rc.field("task") == text, rc.field("note") == text
+    assert table.get(keys).info.task.tolist() == [text, "other", None]
+    assert table.count(mine) == table.count(noted) == 1
+    assert table.count(~mine) == 2
+    assert table.count(rc.field("task").isin([text, "other"])) == 2
+    assert table.count(rc.parse(str(mine))) == 1
+    assert table.counts("task") == {text: 1, "other": 1, None: 1}
+    table.update(keys[2:], status=text)
+    assert table.count({"status": text}) == 1
+    lease = table.take(1, where=mine, lease=60, owner=text).info.lease
+    assert lease.owner == text
+    assert table.release(text) == 1
+    table.insert({"x": [4]}, request=(text, 1))
+    assert table.insert({"x": [5]}, request=(text, 1)).size == 1
+    assert table.take(1, where=mine)["x"].tolist() == [1]
+    assert table.delete(where=noted) == 1
+    assert len(table) == 2
+    table.close()
+
+
+def test_texts_that_a_column_cannot_hold_come_back() -> None:
+    for text in HOSTILE:
+        stored = to_text(text)
+        assert "\x00" not in stored
+        assert stored.encode().decode() == stored
+        assert from_text(stored) == text
+    assert len({to_text(text) for text in HOSTILE}) == len(HOSTILE)
+
+
+# -- cost ------------------------------------------------------------------------------------------
+def test_statements_do_not_grow_with_the_batch(url: str, statements: list[str]) -> None:
+    table = opened(url, tags={"score": float}, capacity=300)
+
+    def all_verbs(n: int) -> int:
+        before = len(statements)
+        keys = table.insert({"x": np.arange(n)}, priority=np.arange(n) + 1.0, score=np.arange(n))
+        table.update(keys, priority=np.arange(n) + 2.0, score=np.arange(n) / 2)
+        table.sample(n, replace=False)
+        table.give_back(table.take(n, lease=60).info.lease)
+        table.confirm(table.take(n, lease=60).info.lease)
+        keys = table.insert({"x": np.arange(n)})
+        table.delete(keys)
+        table.insert({"x": np.arange(n)}, rows_per_item=n)
+        table.take(1)
+        return len(statements) - before
+
+    all_verbs(2)  # makes the indexes
+    assert all_verbs(2) == all_verbs(200)
+    table.close()
+
+
+def test_eviction_of_many_is_a_few_statements(url: str, statements: list[str]) -> None:
+    table = opened(url, capacity=200, capacity_bytes=1600)
+    table.insert({"x": np.arange(200)})
+    table.insert({"x": np.arange(2)})
+    before = len(statements)
+    table.insert({"x": np.arange(150)})
+    assert len(statements) - before < 12
+    assert len(table) == 200
+    table.close()
+
+
+def plan(table: rc.Table, n: int, where: Any = None) -> str:
+    """How the database executes a take, in its own words."""
+    explained: list[str] = []
+
+    def explain(c: Any, cursor: Any, statement: str, parameters: Any, _x: Any, _m: bool) -> None:
+        if "LIMIT" in statement and "ORDER BY" in statement:
+            how = "EXPLAIN QUERY PLAN" if c.dialect.name == "sqlite" else "EXPLAIN"
+            rows = c.connection.driver_connection.cursor().execute(f"{how} {statement}", parameters)
+            explained.append("\n".join(str(row[-1]) for row in rows))
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
+    try:
+        table.give_back(table.take(n, where=where, lease=60).info.lease)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
+    return explained[0]
+
+
+@pytest.fixture(scope="module")
+def big(postgres: PostgresServer) -> str:
+    """A table of 100,000 items: 1,000, and 99 copies of each with keys of their own."""
+    url = postgres.schema()
+    with opened_big(url, ()) as table:
+        rng = np.random.default_rng(0)
+        table.insert(
+            {"x": np.arange(1000)},
+            version=rng.integers(0, 50, 1000),
+            score=rng.random(1000),
+            task=rng.choice(["math", "code"], 1000).tolist(),
+            status="done",
+        )
+    engine = sa.create_engine(
+        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    )
+    with engine.begin() as connection:
+        names = sa.inspect(connection).get_columns("recollect_items_1")
+        columns = [column["name"] for column in names if column["name"] != "key"]
+        listed = ", ".join(f'"{name}"' for name in columns)
+        connection.exec_driver_sql(
+            f"INSERT INTO recollect_items_1 (key, {listed}) SELECT key + 1000 * copy, {listed} "
+            "FROM recollect_items_1, generate_series(1, 99) AS copies (copy)"
+        )
+        connection.exec_driver_sql(
+            "UPDATE recollect_tables SET items = 100000, counter = 100000, inserts = 100000"
+        )
+    return url
+
+
+def opened_big(url: str, by: tuple[str, ...], **options: Any) -> rc.Table:
+    tags = {"score": float}
+    return opened(url, "big", capacity=200_000, partition_by=by, tags=tags, **options)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.FreshestFirst(), rc.Largest("score")],
+    ids=str,
+)
+def test_an_ordered_take_walks_an_index(big: str, sampler: rc.Selector) -> None:
+    """Of 64 among 100,000: no sort, and no scan of the table."""
+    for by, where in ((), None), (("task", "status"), {"task": "math", "status": "done"}):
+        with opened_big(big, by, sampler=sampler) as table:
+            said = plan(table, 64, where)
+            assert "Index Scan" in said
+            assert "Sort" not in said
+            assert "Seq Scan" not in said
+            assert table.take(64, where=where).num_items == 64
+
+
+def test_an_ordered_take_walks_an_index_of_sqlite(tmp_path: Path) -> None:
+    for sampler in (rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.Largest("priority")):
+        with opened(f"sqlite:///{tmp_path}/{sampler}.db", sampler=sampler, capacity=9000) as table:
+            table.insert({"x": np.arange(5000)}, version=np.arange(5000) % 7)
+            said = plan(table, 64)
+            assert "USING INDEX" in said or "USING INTEGER PRIMARY KEY" in said or "SCAN" in said
+            assert "TEMP B-TREE" not in said, sampler
+
+
+# -- details ---------------------------------------------------------------------------------------
+def test_a_follower_is_told_after_the_commit(tmp_path: Path) -> None:
+    table = opened(f"sqlite:///{tmp_path}/t.db")
+    seen: list[int] = []
+
+    class Follower:
+        def follow(self, effect: rc.Effect) -> None:
+            with sqlite3.connect(tmp_path / "t.db") as other:
+                seen.append(other.execute("SELECT count(*) FROM recollect_items_1").fetchone()[0])
+            other.close()
+            if len(seen) == 2:
+                raise ZeroDivisionError
+
+        def settle(self, number: int) -> None:
+            pass
+
+    table.follow(Follower())
+    table.insert({"x": [1, 2]})
+    with pytest.raises(ZeroDivisionError):
+        table.insert({"x": [3]})
+    assert seen == [2, 3]
+    assert len(table) == 3
+    table.close()
+
+
+def test_what_breaks_in_the_middle_has_not_happened(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = opened(url, capacity=2)
+    keys = table.insert({"x": [1, 2]})
+
+    def fails(*_given: Any) -> None:
+        raise MemoryError
+
+    kind = dialects.Sqlite if url.startswith("sqlite") else dialects.Postgres
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "insert", fails)
+        with pytest.raises(MemoryError):
+            table.insert({"x": [3]})
+    assert table.get(keys)["x"].tolist() == [1, 2]
+    assert table.stats()["removals"] == 0
+    assert table.insert({"x": [3]}).tolist() == [int(keys[-1]) + 1]
+    assert table.take(2)["x"].tolist() == [2, 3]
+    table.close()
+
+
+def test_columns_that_a_failed_insert_fixed_are_not_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = opened("sqlite://")
+    with monkeypatch.context() as patched:
+        patched.setattr(dialects.Sqlite, "insert", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            table.insert({"x": [1]})
+    assert table.columns == {}
+    table.insert({"y": [1.5]})
+    assert list(table.columns) == ["y"]
+
+
+def test_a_copy_of_the_table_is_not_read_into_python(url: str, statements: list[str]) -> None:
+    """A weighted draw asks for as many rows as it returns."""
+    table = opened(url, sampler=rc.Prioritized(alpha=1.0, half_life=10.0), seed=0)
+    rng = np.random.default_rng(0)
+    table.insert({"x": np.arange(900)}, priority=rng.random(900), version=rng.integers(9, size=900))
+    fetched: list[int] = []
+
+    def count(_c: Any, cursor: Any, *_more: Any) -> None:
+        fetched.append(cursor.rowcount)
+
+    sa.event.listen(sa.Engine, "after_cursor_execute", count)
+    try:
+        for replace in (True, False):
+            table.sample(8, replace=replace)
+    finally:
+        sa.event.remove(sa.Engine, "after_cursor_execute", count)
+    assert max(fetched) <= 8
+    table.close()
