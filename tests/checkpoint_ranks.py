@@ -27,10 +27,10 @@ import recollect as rc
 class Ranks:
     """A group of ranks that a test has started."""
 
-    def __init__(self, folder: Path, count: int, **options: Any) -> None:
+    def __init__(self, folder: Path, count: int, program: str = __file__, **options: Any) -> None:
         self.folder, self.count = folder, count
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, __file__, str(folder), str(count), json.dumps(options)]
+        command = [sys.executable, program, str(folder), str(count), json.dumps(options)]
         with open(folder / "stderr", "wb") as errors:
             self.process = subprocess.Popen(command, stderr=errors)
         self.wait_for(lambda: all(self.told(rank, "pid") for rank in range(count)), 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty_files import Faulty
 from shard_contents import arrival, items_of
 
 import recollect as rc
-from recollect.durability.sets import find_sets
+from recollect.durability.sets import find_sets, try_commit
+from recollect.durability.shards import write_shard
 
 RANKS = range(1, 10)
 
@@ -345,6 +348,36 @@ def test_a_rank_reads_only_the_shards_that_it_needs(tmp_path: Path) -> None:
     part = rc.Table("t", capacity=20)
     rc.load_shards(tmp_path, part, 0, 2)
     assert sorted(part.get(arrival(part))["x"].tolist()) == list(range(20))
+
+
+def test_a_disk_that_fails_at_any_call_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    def table(step: int, rank: int) -> rc.Table:
+        made = rc.Table("t", capacity=100)
+        made.insert({"x": np.full(3, 10 * step + rank)})
+        return made
+
+    for rank in range(2):
+        write_shard(tmp_path / "step-1", table(1, rank), rank, 2, 1)
+    assert try_commit(tmp_path / "step-1", 2)
+    failures = 0
+    for call in range(1, 200):
+        files = Faulty(call, ("fail", "truncate", "full")[call % 3])
+        folder = tmp_path / "step-2"
+        try:
+            for rank in range(2):
+                write_shard(folder, table(2, rank), rank, 2, 2, files=files)
+            try_commit(folder, 2, files)
+        except (rc.SnapshotError, OSError):
+            failures += 1
+        part = rc.Table("t", capacity=100)
+        done = rc.load_shards(tmp_path, part, 0, 1)
+        found = sorted(set(part.get(arrival(part))["x"].tolist()))
+        assert (done.step, found) in [(1, [10, 11]), (2, [20, 21])]
+        shutil.rmtree(folder, ignore_errors=True)
+        if len(files.log) < call:
+            break
+    assert failures > 20
+    assert done.step == 2
 
 
 def loaded_text(path: Any) -> str:

@@ -194,8 +194,7 @@ class Checkpoints:
                 folder = step_folder(self.path, step)
                 self._write(folder, step)
         except BaseException as error:
-            for future in waiting:
-                future.set_exception(SnapshotError(f"rank {self.rank} could not save: {error}"))
+            _fail(waiting, SnapshotError(f"rank {self.rank} could not save: {error}"))
             raise
         saved = _Saved(folder, step, time.monotonic() + self.timeout, waiting)
         if not self._settle(saved):
@@ -216,22 +215,28 @@ class Checkpoints:
 
     def _settle(self, saved: _Saved) -> bool:
         """Whether there is no more to wait for: the set is committed, or it is too late."""
-        if try_commit(saved.folder, self.world_size):
+        lacks = ""
+        try:
+            committed = try_commit(saved.folder, self.world_size)
+        except (RecollectError, OSError) as error:  # a shard is damaged, or the disk is full
+            committed, lacks = False, str(error)
+        if committed:
             log.info("checkpoint of step %d is committed: %s", saved.step, saved.folder)
             if self.keep_last is not None and self.rank == 0:
                 keep_latest(self.path, self.keep_last)
             for future in saved.waiting:
-                future.set_result(saved.folder)
+                if not future.done():
+                    future.set_result(saved.folder)
             return True
         if time.monotonic() < saved.deadline:
             return False
-        found = read_set(saved.folder)
-        lacks = "it has gone" if found is None else found.lacks()
+        if not lacks:
+            found = read_set(saved.folder)
+            lacks = "it has gone" if found is None else found.lacks()
+            mark_partial(saved.folder)
         message = f"{saved.folder} was not committed within {self.timeout:g} s: {lacks}"
         log.warning("%s", message)
-        mark_partial(saved.folder)
-        for future in saved.waiting:
-            future.set_exception(WaitTimeout(message))
+        _fail(saved.waiting, WaitTimeout(message))
         return True
 
     # -- requests ---------------------------------------------------------------------------------
@@ -298,10 +303,10 @@ class Checkpoints:
             bound = -1 if self._step is None else self._step + 1
             self._bound = bound if bound >= 0 else None
         step = None
-        error: RecollectError | None = None
+        error: Exception | None = None
         try:
             step = self._agreement.agree(bound)
-        except RecollectError as problem:
+        except Exception as problem:  # whatever it is, the training must not wait for it
             error = problem
             log.warning("rank %d: no checkpoint: %s", self.rank, problem)
         with self._changed:
@@ -312,8 +317,8 @@ class Checkpoints:
             else:
                 failed, self._requests = self._requests, []
             self._changed.notify_all()
-        for future in failed:
-            future.set_exception(error)
+        if error is not None:
+            _fail(failed, error)
 
     # -- crashes ----------------------------------------------------------------------------------
     def _crash(self, why: str) -> None:
@@ -356,14 +361,18 @@ class Checkpoints:
         with self._changed:
             if threading.main_thread().is_alive() and not self._parked:
                 self._changed.wait_for(lambda: self._parked, PARKING)
-        with self._saving, self._changed:
-            step = 0 if self._step is None else self._step
-        with self._saving:
+        if not self._saving.acquire(timeout=self.timeout):
+            raise SnapshotError(f"another save has not ended within {self.timeout:g} s")
+        try:
+            with self._changed:
+                step = 0 if self._step is None else self._step
             run = self._agreement.run or f"{self.rank:05d}"
             folder = uncommitted(self.path / f"crash-{run}")
             if self._crash_step != step or read_set(folder) is None:
                 write_shard(folder, self._store, self.rank, self.world_size, step, run=run)
                 self._crash_step = step
+        finally:
+            self._saving.release()
         return folder
 
     def _all_there(self, folder: Path) -> bool:
@@ -412,12 +421,10 @@ class Checkpoints:
         self._thread.join(self.timeout)
         self._agreement.close()
         closed = SnapshotError("these checkpoints were closed before the requested one was saved")
-        for future in failed:
-            future.set_exception(closed)
+        _fail(failed, closed)
         for saved in commits:
             if not self._settle(saved):
-                for future in saved.waiting:
-                    future.set_exception(closed)
+                _fail(saved.waiting, closed)
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -426,3 +433,9 @@ class Checkpoints:
         if kind is not None and self._signals is not None and not issubclass(kind, SystemExit):
             self._crash(kind.__name__)
         self.close()
+
+
+def _fail(waiting: list[Future[Path]], error: Exception) -> None:
+    for future in waiting:
+        if not future.done():  # whoever asked may have cancelled it
+            future.set_exception(error)

@@ -31,7 +31,10 @@ def snapshots_in(path: str | os.PathLike[str], step: int | None = None) -> list[
     """The snapshot at a path; or those in the folder, which may hold shards."""
     folder = Path(path)
     try:
-        return [open_snapshot(folder, step=step)]
+        opened = open_snapshot(folder, step=step)
+        if opened.kind == "shards":  # it only names them
+            return [Snapshot(opened.path / shard["name"]) for shard in opened.state["shards"]]
+        return [opened]
     except SnapshotError:
         if (folder / MANIFEST).is_file() and not _folders(folder):
             raise

@@ -319,14 +319,9 @@ class RolloutParts(TableParts):
         own = [entry["own"] for entry in self.entries]
         tasks = sorted({task for one in own for task in one["accounts"]})
         stored = _stored_by_task(merged)
-        promised = {
-            task: apportion(sum(one["promised"].get(task, 0) for one in own), totals)[shard]
-            for task in sorted({task for one in own for task in one["promised"]})
-        }
         merged.entry["own"] = {
             **own[0],
             "train_step": max(one["train_step"] for one in own),
-            "promised": {task: count for task, count in promised.items() if count},
             "accounts": {
                 task: _account(
                     [one["accounts"][task] for one in own if task in one["accounts"]],

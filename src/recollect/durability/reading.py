@@ -353,6 +353,11 @@ def load_snapshot(
     changes. Where a table is smaller now, its remover evicts what does not fit.
     """
     snapshot = open_snapshot(path, step=step, files=files)
+    if snapshot.kind == "shards":
+        raise SnapshotError(
+            f"{snapshot.path} is a checkpoint of {snapshot.state['world_size']} shards; load it "
+            "with rc.load_shards, on any number of ranks"
+        )
     targets = {name: members[name] for name in snapshot.tables if name in members}
     missing = sorted(set(snapshot.tables) - set(members))
     if missing:

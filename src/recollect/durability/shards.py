@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recollect.arguments import flag, many, time_span, whole
+from recollect.durability.files import LOCAL, Files
 from recollect.durability.sets import (
     ShardSet,
     choose_set,
@@ -122,9 +123,11 @@ def write_shard(
     step: int,
     *,
     run: str | None = None,
+    about: Mapping[str, Any] | None = None,
     progress: bool | None = False,
+    files: Files = LOCAL,
 ) -> None:
-    """Write a rank's snapshot into the folder of a set."""
+    """Write a rank's snapshot into the folder of a set; `about` is more for its manifest."""
     from recollect.durability.merging_steps import incomplete_episodes
     from recollect.durability.snapshot import save_snapshot
 
@@ -134,6 +137,7 @@ def write_shard(
         """Under the locks of all members."""
         cut = [incomplete_episodes(m) for m in members.values() if isinstance(m, ReplayBuffer)]
         return {
+            **(about or {}),
             "rank": rank,
             "world_size": world_size,
             "run": run,
@@ -144,9 +148,14 @@ def write_shard(
             },
         }
 
-    make_folders(folder)
     target = folder / shard_name(rank, world_size)
-    save_snapshot(target, members, kind="shard", step=step, state=state, progress=progress)
+    try:
+        make_folders(folder, files)
+    except OSError as error:
+        raise SnapshotError(f"{folder} could not be made: {error}") from error
+    save_snapshot(
+        target, members, kind="shard", step=step, state=state, progress=progress, files=files
+    )
 
 
 def members_of(store: Any) -> dict[str, Any]:
