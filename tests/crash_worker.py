@@ -191,6 +191,7 @@ def rollouts(order: dict[str, Any]) -> None:
             say("do", {"op": "lease"})
             taken = buffer.take(2, "math", lease=True)
             lease = taken.lease
+            say("took", [int(group.group_id) for group in taken])
         elif choice < 0.8 and lease is not None:
             confirms = rng.random() < 0.6
             say("do", {"op": "confirm" if confirms else "give_back"})
