@@ -485,6 +485,28 @@ def test_a_store_keeps_the_order_between_its_tables(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_store_journals_a_buffer_whole(tmp_path: Path) -> None:
+    def made(path: Path) -> tuple[rc.Store, rc.RolloutBuffer]:
+        buffer = rc.RolloutBuffer(name="groups")
+        tables = [buffer.table, rc.Table("eval", capacity=9)]
+        return rc.Store(tables, journal=rc.Journal(path, sync="always")), buffer
+
+    store, buffer = made(tmp_path / "j")
+    rollouts = [rc.Rollout([1], [2], finish_reason="stop", blobs={"image": [b"cat"]})]
+    buffer.sync.put(rc.Group(rollouts, task="math", group_id="a"))
+    buffer.sync.advance(4)
+    store["eval"].insert({"x": [1]})
+    copy = left_behind(store, tmp_path / "j", tmp_path / "copy")
+    again, other = made(copy)
+    key = other.find("a")
+    assert key is not None
+    assert other.get([key])[0][0].blobs == {"image": [b"cat"]}
+    assert other.accounts()["math"]["put"] == 1
+    assert (other.train_step, len(again["eval"])) == (4, 1)
+    again.close()
+    store.close()
+
+
 # -- torn tails and damage
 
 

@@ -97,6 +97,10 @@ class Owner(Protocol):
         """What a snapshot of the table's store saves and loads (`durability.members`)."""
         ...
 
+    def _journaled(self) -> Any:
+        """What a journal of the table's store follows (`durability.journal_table`)."""
+        ...
+
 
 class Table:
     """A set of items that is sampled by one rule and evicted by another.

@@ -238,7 +238,7 @@ def open_journal(table: Table, journal: Any) -> OpenJournal:
 def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJournal:
     """Open the journal that the tables of a store share."""
     options = as_journal(journal)
-    members = []
+    members: list[JournaledTable] = []
     for name, table in tables.items():
         if table._journal is not None:
             raise InvalidValue(
@@ -246,7 +246,8 @@ def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJour
                 "to each table"
             )
         if table.checkpoint:
-            members.append(JournaledTable(table))
+            owner = table._owner  # a buffer tells more than its table does
+            members.append(JournaledTable(table) if owner is None else owner._journaled())
     if not members:
         raise InvalidValue("journal: this store has no table that is checkpointed")
     opened = OpenJournal(options, members, of_store=True)

@@ -142,6 +142,11 @@ class Core:
 
             open_journal(self, journal)
 
+    def _journaled(self) -> JournaledRollouts:
+        from recollect.rollouts.journaled import JournaledRollouts
+
+        return JournaledRollouts(self)
+
     @property
     def _journal(self) -> OpenJournal | None:
         return self.table._journal
