@@ -47,6 +47,7 @@ def test_every_rank_saves_at_the_same_step_whoever_asks_and_however(tmp_path: Pa
         assert code == 200
         assert body["committed"]
         answers.append(Path(body["path"]).name)
+        ranks.wait_for(lambda: all(len(ranks.told(rank, "path")) == 3 for rank in range(3)))
         saved = [ranks.told(rank, "saved") for rank in range(3)]
         assert saved[0] == saved[1] == saved[2]
         assert len(saved[0]) == 3
@@ -149,6 +150,7 @@ def test_ranks_agree_through_torch_distributed(tmp_path: Path) -> None:
         assert {ranks.told(rank, "kind")[0] for rank in range(2)} == {"ThroughGathers"}
         ranks.tell(1, do="request")
         first = ranks.wait_for(lambda: ranks.told(1, "answer"))[0]
+        ranks.wait_for(lambda: all(ranks.told(rank, "path") for rank in range(2)))
         assert [ranks.told(rank, "path")[0] for rank in range(2)] == [first, first]
         ranks.tell(0, do="request")
         second = ranks.wait_for(lambda: ranks.told(0, "answer"))[0]
