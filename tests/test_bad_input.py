@@ -209,7 +209,9 @@ CONSTRUCTION = [
     wrong("storage of another table", lambda t: table(storage=t._storage), INVALID, "storage", "'plain'", "one per table"),
     wrong("seed is negative", lambda _: table(seed=-1), INVALID, "seed", "-1"),
     wrong("seed is text", lambda _: table(seed="a"), INVALID, "seed", "'a'"),
-    wrong("journal is given", lambda _: table(journal="x"), INVALID, "journal", "None"),
+    wrong("journal is a number", lambda _: table(journal=5), INVALID, "journal", "rc.Journal", "5"),
+    wrong("journal syncs sometimes", lambda _: rc.Journal("x", sync="sometimes"), INVALID, "sync", "'interval'", "'sometimes'"),
+    wrong("journal has a negative interval", lambda _: rc.Journal("x", interval=-1), INVALID, "interval", "-1"),
     wrong("checkpoint is text", lambda _: table(checkpoint="no"), INVALID, "checkpoint", "True or False", "'no'"),
     wrong("clock is a number", lambda _: table(clock=5), INVALID, "clock", "rc.ManualClock()", "5"),
 ]

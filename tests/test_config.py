@@ -268,7 +268,8 @@ def test_an_error_names_the_path_and_what_was_expected(
         ({"sampler": {"type": "Smallest", "field": ""}}, "sampler.field"),
         ({"partition_by": ["priority"]}, "partition_by"),
         ({"tags": {"key": "int"}}, "tags"),
-        ({"journal": "here"}, "journal"),
+        ({"journal": 5}, "journal"),
+        ({"journal": {"path": "here", "sync": "often"}}, "journal.sync"),
         ({"signature": {"a.b": "float32"}}, "signature"),
         ({"signature": {"a": {}}}, "signature"),
         ({"signature": {"a": {"b": "flaot32"}}}, "signature.a.b.dtype"),
@@ -322,7 +323,7 @@ def test_a_store_is_a_list_or_a_mapping_of_tables() -> None:
     ("config", "message"),
     [
         ({}, "tables: missing"),
-        ({"tabels": []}, "tabels: unknown; did you mean 'tables'? expected one of tables"),
+        ({"tabels": []}, "tabels: unknown; did you mean 'tables'? expected one of tables, journal"),
         ({"tables": None}, "tables: expected a list or a mapping, got None"),
         ({"tables": [TABLE, 3]}, "tables[1]: expected a mapping, got 3"),
         ({"tables": {"a": 3}}, "tables.a: expected a mapping, got 3"),

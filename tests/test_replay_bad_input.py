@@ -188,7 +188,7 @@ CONSTRUCTION = [
     wrong("recent of fewer steps than environments", lambda _: new(num_envs=4, recent=(3, 0.5)), INVALID, "recent", "4"),
     wrong("reward_at is unknown", lambda _: new(reward_at="before"), INVALID, "reward_at", "'this'", "'next'", "'before'"),
     wrong("reward_at is a bool", lambda _: new(reward_at=True), INVALID, "reward_at", "True"),
-    wrong("journal", lambda _: new(journal="x"), INVALID, "journal", "None"),
+    wrong("journal", lambda _: new(journal=5), INVALID, "journal", "rc.Journal", "5"),
 ]
 MARKS = [
     wrong("a step after a terminal one that says it is not first", lambda b: b.add(env_id=1, **step(), first=False), INVALID, "first", "environment 1"),

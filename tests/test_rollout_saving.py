@@ -248,8 +248,8 @@ def test_a_damaged_or_foreign_folder_is_named(tmp_path):
     assert (tmp_path / "other" / "mine.txt").read_text() == "keep"
     buffer = filled()
     buffer.save(tmp_path / "s")
-    (tmp_path / "s" / "buffer.json").write_text("{")
-    with pytest.raises(rc.SnapshotError, match=r"buffer\.json"):
+    (tmp_path / "s" / "manifest.json").write_text("{")
+    with pytest.raises(rc.SnapshotError, match=r"manifest\.json"):
         made(tags={"score": float}, needs=("reward",)).load(tmp_path / "s")
 
 
@@ -268,6 +268,6 @@ def test_a_failed_load_leaves_the_buffer_empty_and_usable(tmp_path):
 
 def test_a_snapshot_holds_no_pickle_and_its_own_part_is_json(tmp_path):
     filled().save(tmp_path / "s")
-    json.loads((tmp_path / "s" / "buffer.json").read_text())
+    json.loads((tmp_path / "s" / "manifest.json").read_text())
     for file in (tmp_path / "s").rglob("*"):
         assert file.is_dir() or file.suffix in (".json", ".arrow"), file

@@ -179,7 +179,8 @@ def test_any_arrow_reader_opens_the_rows(tmp_path: Path) -> None:
     table = rc.Table("t", capacity=4)
     table.insert({"x": [1, 2], "text": ["a", "b"]})
     rc.Store([table]).save(tmp_path / "s")
-    rows = pa.ipc.open_file(tmp_path / "s" / "table-0" / "rows.arrow").read_all()
+    (file,) = (tmp_path / "s").glob("t.rows-*.arrow")
+    rows = pa.ipc.open_file(file).read_all()
     assert rows.to_pydict() == {"x": [1, 2], "text": ["a", "b"]}
 
 
@@ -190,12 +191,12 @@ def _saved(tmp_path: Path) -> Path:
     return tmp_path / "s"
 
 
-@pytest.mark.parametrize("file", ["rows.arrow", "items.arrow", "arrays.arrow"])
+@pytest.mark.parametrize("file", ["rows", "items", "arrays"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_file_is_named_and_nothing_is_loaded(
     file: str, damage: str, tmp_path: Path
 ) -> None:
-    path = _saved(tmp_path) / "table-0" / file
+    (path,) = _saved(tmp_path).glob(f"t.{file}-*.arrow")
     data = bytearray(path.read_bytes())
     if damage == "flip":
         data[len(data) // 2] ^= 1
@@ -205,7 +206,7 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(
     else:
         path.unlink()
     table = rc.Table("t", capacity=4)
-    with pytest.raises(rc.SnapshotError, match=file):
+    with pytest.raises(rc.SnapshotError, match=path.name):
         rc.Store([table]).load(tmp_path / "s")
     assert len(table) == 0
     assert table.columns == {}
@@ -215,7 +216,6 @@ def test_a_damaged_file_is_named_and_nothing_is_loaded(
     ("table", "words"),
     [
         (rc.Table("other", capacity=4), "has a table 't'"),
-        (rc.Table("t", capacity=1), "capacity of 1"),
         (rc.Table("t", capacity=4, tags={"score": float}), "same tags"),
         (rc.Table("t", capacity=4, partition_by="task"), "partition_by"),
     ],
@@ -232,10 +232,10 @@ def test_loading_needs_an_empty_table_and_a_snapshot_of_a_known_format(tmp_path:
     with pytest.raises(rc.SnapshotError, match="not empty"):
         rc.Store([full]).load(path)
     with pytest.raises(rc.SnapshotError, match="no snapshot"):
-        rc.Store([full]).load(tmp_path)
+        rc.Store([full]).load(tmp_path / "elsewhere")
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
-    with pytest.raises(rc.SnapshotError, match="newer"):
+    with pytest.raises(rc.SnapshotError, match="update Recollect"):
         rc.Store([rc.Table("t", capacity=4)]).load(path)
     with pytest.raises(rc.SnapshotError, match="is no snapshot"):
         rc.Store([full]).save(Path(__file__))

@@ -11,8 +11,12 @@ from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
 from recollect.clock import Clock, ManualClock, SystemClock
 from recollect.conversions import RaggedTensor
+from recollect.durability.checkpoints import Checkpoints
+from recollect.durability.journal import Journal
+from recollect.durability.shards import Redistributed, load_shards, save_shard
 from recollect.effects import (
     Amended,
+    Archived,
     Effect,
     Follower,
     Inserted,
@@ -25,6 +29,7 @@ from recollect.errors import (
     BufferFull,
     ConfigError,
     InvalidValue,
+    JournalError,
     LeaseExpired,
     NeverPossible,
     QueryError,
@@ -78,9 +83,11 @@ if _typing.TYPE_CHECKING:
 
 __all__ = [
     "Amended",
+    "Archived",
     "ArrowBatch",
     "Batch",
     "BufferFull",
+    "Checkpoints",
     "Clock",
     "Column",
     "ConfigError",
@@ -96,6 +103,8 @@ __all__ = [
     "Info",
     "Inserted",
     "InvalidValue",
+    "Journal",
+    "JournalError",
     "Largest",
     "Lease",
     "LeaseExpired",
@@ -116,6 +125,7 @@ __all__ = [
     "RaggedTensor",
     "RecollectError",
     "Recorder",
+    "Redistributed",
     "Removed",
     "ReplayBuffer",
     "Returned",
@@ -145,8 +155,10 @@ __all__ = [
     "errors",
     "field",
     "load_minari",
+    "load_shards",
     "mix",
     "parse",
+    "save_shard",
 ]
 
 

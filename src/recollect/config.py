@@ -20,6 +20,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import yaml
 
+from recollect.durability.journal import Journal
 from recollect.errors import ConfigError, InvalidValue, NeverPossible, SchemaError
 from recollect.schema import Column
 from recollect.storage.base import Storage
@@ -172,6 +173,12 @@ def _tables(value: Any, path: str) -> list[Table]:
     return [_make(Table, table, f"{path}.{name}") for name, table in tables.items()]
 
 
+def _journal(value: Any, path: str) -> Any:
+    """A path, or a mapping with a path."""
+    given = _read(str | Mapping[str, Any] | None, value, path)
+    return _make(Journal, given, path) if isinstance(given, Mapping) else given
+
+
 def _columns(value: Any, path: str) -> Any:
     given = _read(Mapping[str, Any] | None, value, path)
     return given and {name: _column(given[name], f"{path}.{name}") for name in given}
@@ -188,6 +195,8 @@ WRITTEN: dict[tuple[Any, str], Any] = {
     (Store, "tables"): _tables,
     (Table, "signature"): _columns,
     (Table, "tags"): Mapping[str, str] | None,
+    (Store, "journal"): _journal,
+    (Table, "journal"): _journal,
     (Table, "clock"): NoneType,  # only code has one
     (Column, "dtype"): str,
 }

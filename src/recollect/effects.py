@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
 from recollect.info import Lease
+from recollect.schema import Schema
 from recollect.storage.base import Chosen, NewItems
 
 Keys = NDArray[np.uint64]
@@ -80,6 +81,13 @@ class Returned(Effect):
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Archived(Effect):
+    """A lease ended and its items stay, done with."""
+
+    lease: Lease
+
+
 class Follower(Protocol):
     """Somebody who is told of every effect."""
 
@@ -92,12 +100,34 @@ class Follower(Protocol):
         ...
 
 
+class Recorder(Follower, Protocol):
+    """A follower that is told while what an effect is about is still there: the journal."""
+
+    def record(self, effect: Effect) -> None:
+        """Called under the lock, at the moment of the change."""
+        ...
+
+    def sampled(self, keys: Keys) -> None:
+        """Called under the lock: items were drawn, and stay."""
+        ...
+
+    def columns(self, rows: Schema, shared: Schema | None) -> None:
+        """Called under the lock: these are the columns from now on."""
+        ...
+
+    async def settle_async(self, number: int) -> None:
+        """`settle` for a coroutine, which takes no thread."""
+        ...
+
+
 class Effects:
     """The effects of one table; guarded by its lock, `settle` excepted."""
 
     def __init__(self) -> None:
         self.number = 0
         self.followers: tuple[Follower, ...] = ()
+        self.journal: Recorder | None = None  # one of the followers
+        self.readers = False  # whether another one may read what left
         self._queue: deque[Effect] = deque()
         self._delivering = False
         self._held = False
@@ -106,7 +136,11 @@ class Effects:
         """Number a change; those who follow are told of it by `deliver`."""
         self.number += 1
         if self.followers:
-            self._queue.append(kind(self.number, keys, *about))
+            effect = kind(self.number, keys, *about)
+            if self.journal is not None:
+                self.journal.record(effect)
+            if self.readers:
+                self._queue.append(effect)
 
     def hold(self) -> None:
         """From now on keep what changed until `release`: when it is safe in a database."""
@@ -145,14 +179,19 @@ class Effects:
         if errors:
             raise errors[0]
 
-    def settle(self, number: int) -> None:
+    def settle(self, number: int, *, changed: bool = True) -> None:
+        """Wait until effects are safe; a call that changed nothing does not wait for a disk."""
         for follower in self.followers:
-            follower.settle(number)
+            if changed or follower is not self.journal:
+                follower.settle(number)
 
-    async def settle_async(self, number: int) -> None:
-        """The same for a coroutine, in a thread: a follower may wait for its disk there."""
-        if self.followers:
-            await asyncio.to_thread(self.settle, number)
+    async def settle_async(self, number: int, *, changed: bool = True) -> None:
+        """The same for a coroutine; a follower may block, and gets a thread."""
+        for follower in self.followers:
+            if follower is not self.journal:
+                await asyncio.to_thread(follower.settle, number)
+            elif changed:
+                await self.journal.settle_async(number)
 
     def add(self, follower: Follower) -> None:
         for verb in ("follow", "settle"):
@@ -160,7 +199,11 @@ class Effects:
                 raise InvalidValue(
                     f"a follower has the methods follow and settle, got {shown(follower)}"
                 )
-        self.followers = (*self.followers, follower)
+        self._set((*self.followers, follower))
 
     def remove(self, follower: Follower) -> None:
-        self.followers = tuple(other for other in self.followers if other is not follower)
+        self._set(tuple(other for other in self.followers if other is not follower))
+
+    def _set(self, followers: tuple[Follower, ...]) -> None:
+        self.followers = followers
+        self.readers = any(follower is not self.journal for follower in followers)

@@ -60,6 +60,13 @@ class SnapshotError(RecollectError):
     """A snapshot cannot be written or read; the message names the file."""
 
 
+class JournalError(RecollectError):
+    """A journal cannot be written, read or opened; the message names the file.
+
+    Raised by a call that changed something, it means that the change was made and is not safe yet.
+    """
+
+
 class StorageError(RecollectError):
     """A storage cannot be used: another format, other fields, or a database that refuses."""
 

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recollect.errors import InvalidValue, shown
-from recollect.table import Owner, Table
+from recollect.table import Table
 
 if TYPE_CHECKING:
     from os import PathLike
+
+    from recollect.durability.journal_open import OpenJournal
+    from recollect.durability.reading import Loaded
+    from recollect.durability.snapshot import SavedSnapshot
 
 
 class Store(Mapping[str, Table]):
@@ -21,9 +25,14 @@ class Store(Mapping[str, Table]):
     ['eval', 'train']
     >>> len(store["train"])
     0
+
+    Args:
+        tables: The tables; each has a name of its own.
+        journal: An `rc.Journal`, or its path, for all of them but those with `checkpoint=False`:
+            what they hold survives a crash.
     """
 
-    def __init__(self, tables: Iterable[Table]) -> None:
+    def __init__(self, tables: Iterable[Table], *, journal: Any = None) -> None:
         self._tables: dict[str, Table] = {}
         if isinstance(tables, Table) or not isinstance(tables, Iterable):
             raise InvalidValue(f"a store takes a list of tables, got {shown(tables)}")
@@ -33,6 +42,11 @@ class Store(Mapping[str, Table]):
             if table.name in self._tables:
                 raise InvalidValue(f"two tables are called {table.name!r}; rename one")
             self._tables[table.name] = table
+        self._journal: OpenJournal | None = None
+        if journal is not None:
+            from recollect.durability.journal_table import open_journal_of_store
+
+            self._journal = open_journal_of_store(self._tables, journal)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
@@ -54,42 +68,76 @@ class Store(Mapping[str, Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def save(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        files: Mapping[str, Any] | None = None,
+        keep_last: int | None = None,
+        compression: str | None = None,
+        progress: bool | None = None,
+    ) -> SavedSnapshot:
         """Write a snapshot of all tables, captured at one moment, to a folder.
 
-        Tables with `checkpoint=False` are left out. `progress` shows a bar; None does so for long
-        work on a terminal.
+        What the last snapshot of these tables has on disk is linked and not written again. The
+        tables go on meanwhile. Tables with `checkpoint=False` are left out.
+
+        Args:
+            path: The snapshot's folder; a snapshot that is there is replaced.
+            step: The training step that it belongs to.
+            files: More files that commit with it, such as a model's: by name, a file to copy,
+                bytes, or a call that is given a path to write to.
+            keep_last: Remove all but so many snapshots of this store in the parent folder.
+            compression: Of rows: None, "lz4" or "zstd".
+            progress: Whether to show a bar; None does so for long work on a terminal.
 
         >>> import tempfile
         >>> import recollect as rc
         >>> store = rc.Store([rc.Table("train", capacity=10)])
         >>> keys = store["train"].insert({"x": [1, 2]})
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store.save(f"{folder}/step-100")
+        ...     _ = store.save(f"{folder}/step-100", step=100)
         ...     resumed = rc.Store([rc.Table("train", capacity=10)])
-        ...     resumed.load(f"{folder}/step-100")
+        ...     resumed.load(folder).step
+        100
         >>> resumed["train"].get(keys)["x"]
         array([1, 2])
         """
-        from recollect.durability.snapshot import save
+        from recollect.durability.snapshot import save_snapshot
 
-        save(self._tables, path, progress, self._owners())
+        return save_snapshot(
+            path, self._tables, step=step, others=files, keep_last=keep_last,
+            compression=compression, progress=progress,
+        )  # fmt: skip
 
-    def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> None:
-        """Put a snapshot into these tables, which must be empty: keys, order, counters, draws."""
-        from recollect.durability.snapshot import load
+    def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        step: int | None = None,
+        progress: bool | None = None,
+    ) -> Loaded:
+        """Put a snapshot into these tables: keys, order, counters, draws.
 
-        load(self._tables, path, progress, self._owners())
+        The tables must be empty; journaled ones are rewound. Where a table is smaller than it was,
+        its remover evicts what does not fit; `evicted` of the result says how many.
 
-    def _owners(self) -> dict[str, Owner]:
-        """What is built on these tables, such as rollout buffers: a snapshot holds it, too."""
-        owners = {name: table._owner for name, table in self._tables.items()}
-        return {name: owner for name, owner in owners.items() if owner is not None}
+        Args:
+            path: A snapshot's folder, or a folder of snapshots: the latest of them, or `step`'s.
+            step: The training step to go back to.
+            progress: Whether to show a bar; None does so for long work on a terminal.
+        """
+        from recollect.durability.reading import load_snapshot
+
+        return load_snapshot(path, self._tables, step=step, progress=progress)
 
     def close(self) -> None:
         """Close every table."""
         for table in self._tables.values():
             table.close()
+        if self._journal is not None:
+            self._journal.close()
 
     def __repr__(self) -> str:
         return f"Store({list(self._tables.values())!r})"

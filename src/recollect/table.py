@@ -69,6 +69,8 @@ from recollect.waiting import Blocked, Gate, Room
 if TYPE_CHECKING:
     from os import PathLike
 
+    from recollect.durability.journal_open import OpenJournal
+
 Keys = NDArray[np.uint64]
 WhereLike = Query | Mapping[str, Any] | None
 Result = TypeVar("Result")
@@ -89,14 +91,14 @@ class _Insert(NewItems):
 
 
 class Owner(Protocol):
-    """What is built on a table and keeps state beside it. Called under the table's lock."""
+    """What is built on a table and keeps state beside it: snapshots hold both."""
 
-    def own_state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The state as JSON, and blobs by name, for a snapshot of the table's store."""
+    def _member(self) -> Any:
+        """What a snapshot of the table's store saves and loads (`durability.members`)."""
         ...
 
-    def restore_own(self, state: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
-        """Put it back, after the table's."""
+    def _journaled(self) -> Any:
+        """What a journal of the table's store follows (`durability.journal_table`)."""
         ...
 
 
@@ -125,7 +127,7 @@ class Table:
         partition_by: Fields whose equality in a `where` is answered without a scan.
         storage: Where items live; `rc.MemoryStorage()` where None.
         seed: Makes draws repeatable; None for a random one.
-        journal: Not available yet; must be None.
+        journal: An `rc.Journal`, or its path: what the table holds survives a crash.
         checkpoint: Whether a store's snapshot includes this table.
         clock: Where time comes from, for tests.
     """
@@ -192,8 +194,6 @@ class Table:
                 journaled=journal is not None,
             )
         )
-        if journal is not None:
-            raise InvalidValue("journal: tables cannot be journaled yet; leave it None")
         listen = None
         if self._shared is not None:
             self._leases, listen = self._shared.leases, self._shared.listen
@@ -213,6 +213,11 @@ class Table:
             self._shared.attach(TableSharing(self))
         if rows is not None:
             self._declare(rows, shared)
+        self._journal: OpenJournal | None = None
+        if journal is not None:
+            from recollect.durability.journal_table import open_journal
+
+            self._journal = open_journal(self, journal)
 
     @classmethod
     def queue(cls, name: str, size: int, **options: Any) -> Table:
@@ -304,6 +309,8 @@ class Table:
         with self._transaction():
             self._schema, self._shared_schema = rows, shared
             self._storage.set_schema(rows, shared)
+            if self._effects.journal is not None:
+                self._effects.journal.columns(rows, shared)
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(
@@ -463,10 +470,11 @@ class Table:
             return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         new.inserted_at = self._clock.time()
         keys = None
-        if excess == count and excess_bytes <= 0 and not self._effects.followers:
-            keys = storage.recycle(self._remover, new)
+        if excess == count and excess_bytes <= 0 and not self._effects.readers:
+            keys = storage.recycle(self._remover, new, tell=self._effects.journal is not None)
         if keys is not None:
-            self._left(count, "evicted", None)
+            self._left(count, "evicted", None if keys.size == count else keys[count:])
+            keys = keys[:count]
         elif excess > 0 or excess_bytes > 0:
             blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
             if blocked is not None:
@@ -520,10 +528,11 @@ class Table:
         return None
 
     def _evict(self, items: int, nbytes: int) -> None:
-        keep = bool(self._effects.followers)
-        gone, evicted = self._storage.evict(self._remover, items, nbytes, keep)
-        if not keep:
+        effects = self._effects
+        gone, evicted = self._storage.evict(self._remover, items, nbytes, effects.readers)
+        if not effects.followers:
             self._left(gone, "evicted", None)
+            return
         for part in evicted:
             self._left(part.count, "evicted", part)
 
@@ -533,12 +542,14 @@ class Table:
         self._effects.number += 1
         self._gate.arrivals.changed(count)
 
-    def _left(self, gone: int, reason: str, items: Chosen | None) -> None:
+    def _left(self, gone: int, reason: str, items: Chosen | Keys | None) -> None:
         """Items have left: count them, and tell those who follow."""
         self._counts.removals += gone
         self._removed[reason] = self._removed.get(reason, 0) + gone
         if items is None:
             self._effects.number += 1
+        elif isinstance(items, np.ndarray):
+            self._effects.emit(Removed, items, reason, None)
         else:
             self._effects.emit(Removed, items.keys, reason, items)
         self._gate.departures.changed(gone)
@@ -581,7 +592,7 @@ class Table:
                 f"sample({n})",
             )
         if self._effects.followers:
-            self._effects.settle(result[1])
+            self._effects.settle(result[1], changed=result[0].worn is not None)
         return result[0].read()
 
     async def sample_async(
@@ -602,7 +613,7 @@ class Table:
             timeout,
             f"sample({n})",
         )
-        await self._effects.settle_async(number)
+        await self._effects.settle_async(number, changed=chosen.worn is not None)
         return chosen.read()
 
     def _check_sample(self, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
@@ -619,6 +630,8 @@ class Table:
         chosen = self._storage.sample(self._sampler, n, where, replace, self._sample_calls)
         self._counts.samples += n
         self._sample_calls += 1
+        if self._effects.journal is not None:
+            self._effects.journal.sampled(chosen.keys)
         gone = chosen.worn
         if gone is not None:
             self._left(gone.count, "sampled", gone)
@@ -791,7 +804,7 @@ class Table:
         with self._transaction():
             self._enter()
             held = self._leases.end(lease)
-            done = self._storage.remove(held.keys, bool(self._effects.followers))
+            done = self._storage.remove(held.keys, self._effects.readers)
             self._left(done.count, "confirmed", done)
             number = self._done()
         self._effects.settle(number)
@@ -946,6 +959,10 @@ class Table:
         >>> table.get(keys).present["ref"]
         array([ True, False])
         """
+        self._add_column(name, dtype, shape, ragged)
+        self._effects.settle(self._effects.number)
+
+    def _add_column(self, name: str, dtype: Any, shape: Sequence[int], ragged: bool) -> None:
         column = Column(dtype, shape, ragged=ragged, optional=True)  # type: ignore[arg-type]
         with self._transaction():
             self._enter()
@@ -971,7 +988,7 @@ class Table:
             if self._schema is not None:
                 found = self._storage.find(given, bound, visible=True)
             if found.size:
-                gone = self._storage.delete(found, bool(self._effects.followers))
+                gone = self._storage.delete(found, self._effects.readers)
                 self._left(gone.count, "deleted", gone)
             number = self._done()
         self._effects.settle(number)
@@ -985,7 +1002,7 @@ class Table:
             if len(self._storage):
                 everything = self._storage.find(None, None, visible=False)
                 self._storage.hide(everything)
-                gone = self._storage.remove(everything, bool(self._effects.followers))
+                gone = self._storage.remove(everything, self._effects.readers)
                 self._left(gone.count, "cleared", gone)
             number = self._done()
         self._effects.settle(number)
@@ -1199,10 +1216,15 @@ class Table:
 
     # -- coming and going -------------------------------------------------------------------------
     def close(self) -> None:
-        """End the table: every waiter, and every later call, raises `TableClosed`."""
+        """End the table: every waiter, and every later call, raises `TableClosed`.
+
+        A journal is written to its end, and may then be opened again.
+        """
         with self._lock():
             self._closed = True
             self._gate.wake_all()
+        if self._journal is not None and not self._journal.of_store:
+            self._journal.close()
         if self._shared is not None:
             self._shared.close()
 

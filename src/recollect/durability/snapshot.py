@@ -1,290 +1,349 @@
-"""Snapshots: the tables of a store, captured at one moment and written as Arrow files.
+"""Saving: members captured at one moment, written beside the target, committed by one rename.
 
-    PATH/manifest.json           format, and per table: columns, counters, files with checksums
-    PATH/table-N/rows.arrow      the rows, as record batches
-    PATH/table-N/shared.arrow    the shared cells, where there are any
-    PATH/table-N/items.arrow     an entry per item: slot, key, fields
-    PATH/table-N/arrays.arrow    free slots, members of indexes: named lists of int64
-    PATH/table-N/blobs.arrow     blobs by name, of a rollout buffer that is built on the table
-
-All is written and synced under another name and then renamed, so a snapshot is there as a
-whole or not at all. Loading checks every file and puts the state back exactly: the draws that
-follow are those that would have followed.
+`docs/format.md` says what the files are. Whatever fails before the rename leaves the snapshot
+that was there, and nothing else; the tables go on, and so does the next save.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import xxhash
-from tqdm import tqdm
+from recollect.durability.files import LOCAL, Files, Syncing, digest
+from recollect.durability.format import FORMAT
+from recollect.durability.ledger import Ledger
+from recollect.durability.manifest import (
+    MANIFEST,
+    aside,
+    clean,
+    find_snapshots,
+    new_run,
+    read_manifest,
+    temporary,
+    to_bytes,
+)
+from recollect.durability.members import Captured, Member, member_of
+from recollect.durability.progress import bar
+from recollect.durability.segments import COMPRESSIONS
+from recollect.durability.writing import TableWriter
+from recollect.errors import InvalidValue, SnapshotError, shown
 
-from recollect.arrow import ArrowBatch
-from recollect.batch import Batch
-from recollect.durability.state import capture_table, check_fits, restore_table
-from recollect.errors import SnapshotError
-from recollect.storage.capture import Capture
+log = logging.getLogger("recollect")
 
-if TYPE_CHECKING:
-    from recollect.table import Owner, Table
-
-NOBODY: Mapping[str, Any] = {}
-FORMAT = 1
-MANIFEST = "manifest.json"
+Other = str | os.PathLike[str] | bytes | Callable[[str], object]
+State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-def save(
-    tables: Mapping[str, Table],
+@dataclass(frozen=True)
+class SavedSnapshot:
+    """What a save did."""
+
+    path: Path
+    id: str
+    step: int | None
+    items: int
+    bytes_written: int  # segments, manifest and files of others; links cost nothing
+    bytes: int  # of all files that the snapshot names
+
+
+def save_snapshot(
     path: str | os.PathLike[str],
-    progress: bool | None,
-    owners: Mapping[str, Owner] = NOBODY,
-) -> None:
-    """Write a snapshot of all tables, captured together; replaces a snapshot that is there.
+    members: Mapping[str, Any],
+    *,
+    kind: str = "store",
+    step: int | None = None,
+    state: State | None = None,
+    others: Mapping[str, Other] | None = None,
+    keep_last: int | None = None,
+    compression: str | None = None,
+    progress: bool | None = None,
+    files: Files = LOCAL,
+) -> SavedSnapshot:
+    """Write a snapshot of tables and buffers, captured together; replaces one that is there.
 
-    `owners` have state of their own beside the tables of these names.
+    Args:
+        path: The snapshot's folder.
+        members: Tables and buffers by name.
+        kind: What the manifest calls it.
+        step: The training step that it belongs to.
+        state: JSON for the manifest, or a call that is made while all locks are held.
+        others: Files that commit with it: a file to copy, bytes, or a call that writes to a path.
+        keep_last: Remove all but so many snapshots of the same members in the parent folder.
+        compression: Of rows: None, "lz4" or "zstd".
+        progress: Whether to show a bar; None does so for long work on a terminal.
+        files: The file system.
     """
-    target = Path(path)
-    if target.exists() and not (target / MANIFEST).is_file():
-        raise SnapshotError(f"{target} exists and is no snapshot; choose another path")
-    wanted = {name: table for name, table in sorted(tables.items()) if table.checkpoint}
-    with ExitStack() as locks:
-        for table in wanted.values():
-            locks.enter_context(table._transaction())
-        captures = {name: capture_table(table) for name, table in wanted.items()}
-        owned = {name: owner.own_state() for name, owner in owners.items() if name in wanted}
+    if compression not in COMPRESSIONS:
+        raise InvalidValue(f"compression: expected None, 'lz4' or 'zstd', got {shown(compression)}")
+    target = Path(os.path.abspath(path))
+    wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
+    left_out = [name for name, member in wanted.items() if not member.checkpoint]
+    wanted = {name: member for name, member in wanted.items() if member.checkpoint}
+    with ExitStack() as stack, _errors_of(target):
+        for member in wanted.values():
+            stack.enter_context(member.saving)
+        _prepare(target, files)
+        captures, own = _capture(wanted, state)
+        save = _Save(target, wanted, captures, compression, progress, files)
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "kind": kind,
+            "written_by": _version(),
+            "id": secrets.token_hex(16),
+            "sequence": _sequence(target, wanted, files),
+            "step": step,
+            "saved_at": time.time(),
+            "left_out": left_out,
+            "state": own,
+        }
+        try:
+            save.run(manifest, others or {})
+        except FileNotFoundError:
+            if not any(member.ledger for member in wanted.values()):
+                raise
+            for member in wanted.values():  # somebody removed the last snapshot: write it all
+                member.ledger = None
+            save = _Save(target, wanted, captures, compression, progress, files)
+            save.run(manifest, others or {})
+        for name, ledger in save.ledgers.items():
+            ledger.folder = str(target)
+            wanted[name].ledger = ledger
+        if keep_last is not None:
+            forget_old(target.parent, keep_last, files, manifest)
+    items = sum(captured.entry["items"] for captured in captures.values())
+    return SavedSnapshot(target, manifest["id"], step, items, save.written, save.total)
+
+
+@contextmanager
+def _errors_of(target: Path) -> Iterator[None]:
+    """Disk errors, as one that says what was being done."""
+    try:
+        yield
+    except OSError as error:
+        raise SnapshotError(f"the snapshot {target} could not be written: {error}") from error
+
+
+def _prepare(target: Path, files: Files) -> None:
+    """Make the parent folder, and clean up after saves that did not finish."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        left_out = sorted(set(tables) - set(wanted))
-        manifest: dict[str, Any] = {"format": FORMAT, "left_out": left_out, "tables": {}}
-        pieces = sum(len(captured.payload) for _, captured in captures.values())
-        with _bar("save", pieces, progress) as bar:
-            for place, (name, (state, captured)) in enumerate(captures.items()):
-                files = _write_table(folder, f"table-{place}", captured, bar)
-                manifest["tables"][name] = {**state, "storage": captured.numbers, "files": files}
-                if name in owned:
-                    own, blobs = owned[name]
-                    manifest["tables"][name]["own"] = own
-                    cells = iter([_named_blobs(blobs)])
-                    files["blobs"] = _write_batches(folder, f"table-{place}/blobs.arrow", cells)
-        _write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync_folder(folder)
-        _swap(folder, target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    clean(target, files)
+    if files.exists(target) and not files.exists(target / MANIFEST):
+        raise SnapshotError(f"{target} exists and is no snapshot; choose another path")
 
 
-def _write_table(folder: Path, name: str, captured: Capture, bar: Any) -> dict[str, Any]:
-    (folder / name).mkdir()
-    files = {
-        "items": _write_batches(folder, f"{name}/items.arrow", iter([_table_of(captured.items)])),
-        "arrays": _write_batches(folder, f"{name}/arrays.arrow", iter([_lists(captured.arrays)])),
-    }
-    rows, shared = _Writer(folder, f"{name}/rows.arrow"), _Writer(folder, f"{name}/shared.arrow")
-    for batch in captured.read():
-        arrow = batch.to_arrow()
-        rows.write(arrow.rows)
-        shared.write(arrow.shared)
-        bar.update()
-    for kind, writer in (("rows", rows), ("shared", shared)):
-        entry = writer.close()
-        if entry is not None:
-            files[kind] = entry
-    _sync_folder(folder / name)
-    return files
+def _capture(
+    members: Mapping[str, Member], state: State | None
+) -> tuple[dict[str, Captured], dict[str, Any]]:
+    """Copy the state of all members at one moment; locks are taken in the order of names."""
+    for member in members.values():
+        member.touch()
+    with ExitStack() as locks:
+        for member in members.values():
+            locks.enter_context(member.transaction())
+        captures = {name: member.capture() for name, member in members.items()}
+        own = dict(state() if callable(state) else state or {})
+    for name, member in members.items():
+        member.finish(captures[name])
+    return captures, own
 
 
-class _Writer:
-    """Writes record batches to one Arrow file, which is made with the first of them."""
+def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
+    """One more than what this continues: the snapshot that it shares segments with or replaces."""
+    before = [-1]
+    folders = {member.ledger.folder for member in members.values() if member.ledger}
+    for folder in {*folders, str(target)}:
+        with suppress(SnapshotError):
+            before.append(read_manifest(folder, files)["sequence"])
+    return max(before) + 1
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._path, self._name = folder / name, name
-        self._file: Any = None
-        self._writer: Any = None
 
-    def write(self, batch: pa.RecordBatch | None) -> None:
-        if batch is None:
-            return
-        if self._writer is None:
-            self._file = open(self._path, "wb")  # noqa: SIM115 - closed by close()
-            self._writer = pa.ipc.new_file(self._file, batch.schema)
-        self._writer.write_batch(batch)
+def _version() -> str:
+    from recollect import __version__
 
-    def close(self) -> dict[str, Any] | None:
-        if self._writer is None:
+    return __version__
+
+
+class _Save:
+    """One attempt to write a snapshot of what was captured."""
+
+    def __init__(
+        self,
+        target: Path,
+        members: Mapping[str, Member],
+        captures: Mapping[str, Captured],
+        compression: str | None,
+        progress: bool | None,
+        files: Files,
+    ) -> None:
+        self._target, self._members, self._captures = target, members, captures
+        self._compression, self._progress, self._files = compression, progress, files
+        self._run = new_run()
+        self._folder = temporary(target, self._run)
+        self.ledgers: dict[str, Ledger] = {}
+        self.written = self.total = 0
+
+    def run(self, manifest: dict[str, Any], others: Mapping[str, Other]) -> None:
+        """Write everything and commit it; on an error, remove what was written."""
+        files = self._files
+        try:
+            files.make_folder(self._folder)
+            with Syncing() as syncing:
+                self._write_members(manifest, syncing)
+                manifest["others"] = self._write_others(others)
+                syncing.wait()
+            data = to_bytes(manifest)
+            with files.create(self._folder / MANIFEST) as file:
+                file.write(data)
+                file.sync()
+            self.written += len(data)
+            self.total += len(data)
+            files.sync_folder(self._folder)
+            old = self._commit()
+        except BaseException:
+            with suppress(OSError):
+                files.remove_folder(self._folder)
+            raise
+        if old is not None:
+            with _only_warned(f"the old snapshot {old} could not be removed"):
+                files.remove_folder(old)
+
+    def _write_members(self, manifest: dict[str, Any], syncing: Syncing) -> None:
+        entries: dict[str, Any] = {}
+        named: dict[str, Any] = {}
+        links: dict[Path, str] = {}
+        total = sum(captured.entry["nbytes"] for captured in self._captures.values())
+        with bar("save", total, self._progress) as told:
+            for name, captured in self._captures.items():
+                ledger = self._members[name].ledger
+                writer = TableWriter(
+                    self._folder, name, self._run, syncing, self._files, self._compression, told
+                )
+                entry, after = writer.write(captured.items, ledger, captured.blobs)
+                entries[name] = {**captured.entry, "numbers": captured.items.numbers, **entry}
+                self.ledgers[name] = after
+                named.update(after.files)
+                self.written += sum(file["bytes"] for file in writer.written.values())
+                if ledger is not None:
+                    again = after.files.keys() - writer.written.keys()
+                    links.update({Path(ledger.folder) / file: file for file in again})
+            for source, file in links.items():
+                self.written += self._files.link(source, self._folder / file)
+        self.total += sum(file["bytes"] for file in named.values())
+        manifest["tables"] = entries
+        manifest["files"] = named
+
+    def _write_others(self, others: Mapping[str, Other]) -> dict[str, Any]:
+        """Write the files of others, and say what was written."""
+        entries = {}
+        for name, other in others.items():
+            where = self._folder / _checked_name(name, self._folder, self._files)
+            if isinstance(other, bytes):
+                with self._files.create(where) as file:
+                    file.write(other)
+                    file.sync()
+            elif callable(other):
+                other(str(where))
+            else:
+                shutil.copyfile(other, where)
+            for path in _files_in(where):
+                with open(path, "rb") as written:
+                    os.fsync(written.fileno())
+                data = self._files.read(path)
+                key = path.relative_to(self._folder).as_posix()
+                entries[key] = {"bytes": len(data), "xxh3": digest(data)}
+                self.written += len(data)
+                self.total += len(data)
+        return entries
+
+    def _commit(self) -> Path | None:
+        """Give the snapshot its name; returns where one that had it is now."""
+        files, target, folder = self._files, self._target, self._folder
+        if not files.exists(target):
+            files.rename(folder, target)
+            try:
+                files.sync_folder(target.parent)
+            except BaseException:
+                files.rename(target, folder)
+                raise
             return None
-        self._writer.close()
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return {"path": self._name, "bytes": self._path.stat().st_size, "xxh64": _hash(self._path)}
+        if files.exchange(folder, target):
+            try:
+                files.sync_folder(target.parent)
+            except BaseException:
+                files.exchange(folder, target)
+                raise
+            return folder
+        old = aside(target, self._run)
+        files.rename(target, old)
+        try:
+            files.rename(folder, target)
+            files.sync_folder(target.parent)
+        except BaseException:
+            if files.exists(target):
+                files.rename(target, folder)
+            files.rename(old, target)
+            raise
+        return old
 
 
-def _write_batches(folder: Path, name: str, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-    writer = _Writer(folder, name)
-    for batch in batches:
-        writer.write(batch)
-    entry = writer.close()
-    assert entry is not None
-    return entry
-
-
-def _table_of(columns: Mapping[str, Any]) -> pa.RecordBatch:
-    return pa.record_batch(
-        [pa.array(np.ascontiguousarray(c)) for c in columns.values()], [*columns]
-    )
-
-
-def _lists(arrays: Mapping[str, Any]) -> pa.RecordBatch:
-    kind = pa.large_list(pa.int64())
-    values = pa.array([np.asarray(a, np.int64) for a in arrays.values()], kind)
-    return pa.record_batch([pa.array(list(arrays)), values], ["name", "values"])
-
-
-def _named_blobs(blobs: Mapping[str, bytes]) -> pa.RecordBatch:
-    values = pa.array(list(blobs.values()), pa.large_binary())
-    return pa.record_batch([pa.array(list(blobs), pa.string()), values], ["name", "blob"])
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _swap(folder: Path, target: Path) -> None:
-    """Give the new snapshot its name; one that had it is put aside first, then removed."""
-    aside = None
-    if target.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)) / "old"
-        os.rename(target, aside)
-    os.rename(folder, target)
-    _sync_folder(target.parent)
-    if aside is not None:
-        shutil.rmtree(aside.parent)
-
-
-def _hash(path: Path) -> str:
-    digest = xxhash.xxh64()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def load(
-    tables: Mapping[str, Table],
-    path: str | os.PathLike[str],
-    progress: bool | None,
-    owners: Mapping[str, Owner] = NOBODY,
-) -> None:
-    """Put a snapshot's tables into the tables of the same names, which must be empty."""
-    folder = Path(path)
-    manifest = _read_manifest(folder)
-    saved = manifest["tables"]
-    missing = sorted(set(saved) - set(tables))
-    if missing:
-        raise SnapshotError(
-            f"{folder}: it has a table {missing[0]!r} that this store has not; the store has "
-            f"{', '.join(tables)}"
+def _checked_name(name: str, folder: Path, files: Files) -> str:
+    plain = isinstance(name, str) and name and Path(name).name == name and not name.startswith(".")
+    if not plain or name == MANIFEST or files.exists(folder / name):
+        raise InvalidValue(
+            f"others: {shown(name)} cannot name a file of a snapshot; use a plain name such as "
+            "'model.pt'"
         )
-    for name, state in saved.items():
-        check_fits(tables[name], state, str(folder))
-        if ("own" in state) != (name in owners):
-            kinds = ("a table", "a rollout buffer")
-            raise SnapshotError(
-                f"{folder}: {name!r} was saved as {kinds['own' in state]} and this is "
-                f"{kinds[name in owners]}; load it into what it was saved from"
-            )
-        for entry in state["files"].values():
-            _check_file(folder, entry)
-    pieces = sum(len(_batches(folder, s["files"].get("rows"))) for s in saved.values())
-    with _bar("load", pieces, progress) as bar, ExitStack() as locks:
-        for name in sorted(saved):
-            locks.enter_context(tables[name]._transaction())
-        for name, state in saved.items():
-            captured = Capture(
-                state["storage"],
-                _columns(_batches(folder, state["files"]["items"])[0]),
-                _named_arrays(_batches(folder, state["files"]["arrays"])[0]),
-                [],
-            )
-            restore_table(tables[name], state, captured, _read_rows(folder, state["files"], bar))
-            if name in owners:
-                blobs = _batches(folder, state["files"]["blobs"])[0]
-                names, cells = (blobs.column(n).to_pylist() for n in ("name", "blob"))
-                owners[name].restore_own(state["own"], dict(zip(names, cells, strict=True)))
+    return name
 
 
-def _read_rows(folder: Path, files: Mapping[str, Any], bar: Any) -> Iterator[Batch]:
-    rows, shared = _batches(folder, files.get("rows")), _batches(folder, files.get("shared"))
-    for place, batch in enumerate(rows):
-        cells = shared[place] if shared else None
-        yield Batch.from_arrow(ArrowBatch(batch, cells, None))
-        bar.update()
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    file = folder / MANIFEST
-    try:
-        manifest = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}") from None
-    except ValueError as error:
-        raise SnapshotError(f"{file} is damaged: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise SnapshotError(
-            f"{file} has format {found!r} and this version reads {FORMAT}; use a newer Recollect"
-        )
-    return manifest
-
-
-def _check_file(folder: Path, entry: Mapping[str, Any]) -> None:
-    path = folder / entry["path"]
+def _files_in(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(inner for inner in path.rglob("*") if inner.is_file())
     if not path.is_file():
-        raise SnapshotError(f"{path} is missing; the snapshot cannot be used")
-    if path.stat().st_size != entry["bytes"] or _hash(path) != entry["xxh64"]:
-        raise SnapshotError(f"{path} is damaged: its length or checksum is not what was written")
+        raise SnapshotError(f"others: nothing was written to {path.name}")
+    return [path]
 
 
-def _batches(folder: Path, entry: Mapping[str, Any] | None) -> list[pa.RecordBatch]:
-    if entry is None:
-        return []
-    reader = pa.ipc.open_file(pa.memory_map(str(folder / entry["path"])))
-    return [reader.get_batch(place) for place in range(reader.num_record_batches)]
+@contextmanager
+def _only_warned(what: str) -> Iterator[None]:
+    """The snapshot is safe: what is left over is removed by a later save."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s: %s", what, error)
 
 
-def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    return {n: batch.column(n).to_numpy(zero_copy_only=False) for n in batch.schema.names}
+def forget_old(
+    folder: Path, keep_last: int, files: Files, like: Mapping[str, Any] | None = None
+) -> list[Path]:
+    """Remove all but the last snapshots in a folder, of the same members where `like` is given."""
+    if not isinstance(keep_last, int) or keep_last < 1:
+        raise InvalidValue(f"keep_last: expected 1 or more, got {shown(keep_last)}")
+    found = find_snapshots(folder, files)
+    if like is not None:
+        names = like["tables"].keys()
+        found = [one for one in found if one.manifest["tables"].keys() == names]
+        found = [one for one in found if one.manifest["kind"] == like["kind"]]
+        mine = [one for one in found if one.manifest["id"] == like["id"]]
+        found = [one for one in found if one.manifest["id"] != like["id"]] + mine
+    removed = []
+    for one in found[: -keep_last or None]:
+        with _only_warned(f"the snapshot {one.path} could not be removed"):
+            remove_snapshot(one.path, files)
+            removed.append(one.path)
+    return removed
 
 
-def _named_arrays(batch: pa.RecordBatch) -> dict[str, Any]:
-    names = batch.column("name").to_pylist()
-    values = batch.column("values")
-    return {name: values[place].values.to_numpy() for place, name in enumerate(names)}
-
-
-def _bar(what: str, pieces: int, progress: bool | None) -> Any:
-    """A bar on a terminal, or as told; none for what is over in a moment."""
-    hidden = None if progress is None and pieces > 4 else not progress
-    return tqdm(total=pieces, desc=what, unit="piece", disable=hidden, leave=False)
+def remove_snapshot(path: Path, files: Files = LOCAL) -> None:
+    """Remove a snapshot, so that no half of it is ever taken for one."""
+    gone = temporary(path, new_run())
+    files.rename(path, gone)
+    files.remove_folder(gone)

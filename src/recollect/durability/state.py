@@ -1,4 +1,4 @@
-"""The state of one table, as plain data and arrays, and back.
+"""The state of one table, as a manifest has it, and back.
 
 Called under the table's lock. Rules are not part of it: a table is made with its own.
 """
@@ -10,89 +10,158 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from recollect.batch import Batch
+from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.errors import SnapshotError
 from recollect.limiters import Counts
-from recollect.schema import Column, Schema
-from recollect.storage.capture import Capture, capture, restore
+from recollect.schema import Schema
+from recollect.storage.capture import Capture, Pages, Saved, capture, restore
 from recollect.storage.memory import MemoryStorage
 from recollect.table import Table
 
+Entry = dict[str, Any]
 
-def capture_table(table: Table) -> tuple[dict[str, Any], Capture]:
+
+def capture_table(table: Table, pages: Pages | None = None) -> tuple[Entry, Capture]:
     """Everything that decides what later calls return. Leases count as given back."""
     table._enter()
-    storage, counts = _in_memory(table), table._counts
-    state = {
-        "columns": _schema_to_json(table._schema),
-        "shared_columns": _schema_to_json(table._shared_schema),
+    storage, counts = in_memory(table), table._counts
+    entry = {
+        "columns": schema_to_json(table._schema),
+        "shared_columns": schema_to_json(table._shared_schema),
         "fields": table.fields,
         "partition_by": list(table.partition_by),
-        "inserts": counts.inserts,
-        "samples": counts.samples - storage.hidden,
-        "removals": counts.removals,
-        "removed": table._removed,
-        "sample_calls": table._sample_calls,
-        "effects": table._effects.number,
+        "rules": {
+            "sampler": repr(table.sampler),
+            "remover": repr(table.remover),
+            "limiter": repr(table.limiter),
+            "capacity": table.capacity,
+            "capacity_bytes": table.capacity_bytes,
+            "max_times_sampled": table.max_times_sampled,
+        },
+        "counts": {
+            "inserts": counts.inserts,
+            "samples": counts.samples - storage.hidden,
+            "removals": counts.removals,
+            "removed": table._removed,
+            "sample_calls": table._sample_calls,
+            "effects": table._effects.number,
+        },
         "requests": table._requests.state(),
         "items": len(storage),
+        "nbytes": storage.nbytes,
     }
-    return json.loads(json.dumps(state)), capture(storage)
+    return json.loads(json.dumps(entry)), capture(storage, pages)
 
 
-def check_fits(table: Table, state: Mapping[str, Any], where: str) -> None:
-    """Raise unless a captured state can be put into this table."""
-    if len(_in_memory(table)):
+def check_fits(table: Table, entry: Mapping[str, Any], where: str) -> None:
+    """Raise unless a saved state can be put into this table, which must be empty."""
+    if len(in_memory(table)):
         raise SnapshotError(f"table {table.name!r} is not empty; load {where} into a new store")
+    check_alike(table, entry, where)
+
+
+def check_alike(table: Table, entry: Mapping[str, Any], where: str) -> None:
+    """Raise unless a saved state belongs to a table of this kind."""
+    in_memory(table)
     for name, mine in (("fields", table.fields), ("partition_by", list(table.partition_by))):
-        if state[name] != mine:
+        if entry[name] != mine:
             raise SnapshotError(
-                f"{where}: table {table.name!r} was saved with {name} {state[name]} and has "
+                f"{where}: table {table.name!r} was saved with {name} {entry[name]} and has "
                 f"{mine}; make it with the same tags and partition_by"
             )
-    if state["items"] > table.capacity:
-        raise SnapshotError(
-            f"{where}: table {table.name!r} was saved with {state['items']} items and has a "
-            f"capacity of {table.capacity}; make it larger"
-        )
+    for key, mine_, what in (
+        ("columns", table._schema, "column"),
+        ("shared_columns", table._shared_schema, "shared column"),
+    ):
+        saved = schema_from_json(entry[key], what)
+        if saved is not None and table._schema is not None:
+            _merged(saved, mine_ or Schema({}, what), f"{where}: table {table.name!r}")
+
+
+def _merged(saved: Schema, mine: Schema, where: str) -> Schema:
+    """The saved columns, and those that a signature has beyond them."""
+    for name, column in saved.columns.items():
+        other = mine.columns.get(name)
+        if other is None:
+            if not column.optional:
+                raise SnapshotError(
+                    f"{where}: {saved.what} {name!r} ({column}) was saved and is not in its "
+                    "signature"
+                )
+        elif (other.dtype, other.shape, other.ragged) != (
+            column.dtype,
+            column.shape,
+            column.ragged,
+        ):
+            raise SnapshotError(
+                f"{where}: {saved.what} {name!r} was saved as {column} and the signature says "
+                f"{other}"
+            )
+    more = {n: column for n, column in mine.columns.items() if n not in saved.columns}
+    for name, column in more.items():
+        if not column.optional:
+            raise SnapshotError(
+                f"{where}: {saved.what} {name!r} ({column}) is in its signature and was not saved; "
+                "declare it optional"
+            )
+    return Schema({**saved.columns, **more}, saved.what) if more else saved
 
 
 def restore_table(
-    table: Table, state: Mapping[str, Any], captured: Capture, batches: Iterable[Batch]
-) -> None:
-    """Put a captured state into an empty table."""
-    rows = _schema_from_json(state["columns"], "column")
-    if rows is not None:
-        table._set_schema(rows, _schema_from_json(state["shared_columns"], "shared column"))
-        mixtures = {repr(selector): selector for selector in (table.sampler, table.remover)}
-        restore(_in_memory(table), captured, batches, mixtures)
-    table._counts = Counts(state["inserts"], state["samples"], state["removals"])
-    table._removed = dict(state["removed"])
-    table._sample_calls = state["sample_calls"]
-    table._effects.number = state["effects"]
-    table._requests.restore(state["requests"])
+    table: Table, entry: Mapping[str, Any], saved: Saved, batches: Iterable[Batch]
+) -> int:
+    """Put a saved state in the place of what a table has; returns how many items did not fit.
+
+    Those are evicted by the table's remover.
+    """
+    storage = in_memory(table)
+    schemas = []
+    for key, mine, what in (
+        ("columns", table._schema, "column"),
+        ("shared_columns", table._shared_schema, "shared column"),
+    ):
+        schema = schema_from_json(entry[key], what)
+        if schema is not None and mine is not None:
+            schema = _merged(schema, mine, table.name)
+        schemas.append(mine if schema is None else schema)
+    reset_table(table)
+    if schemas[0] is not None:
+        table._set_schema(schemas[0], schemas[1])
+    mixtures = {repr(selector): selector for selector in (table.sampler, table.remover)}
+    restore(storage, saved, batches, mixtures)
+    counts = entry["counts"]
+    table._counts = Counts(counts["inserts"], counts["samples"], counts["removals"])
+    table._removed = dict(counts["removed"])
+    table._sample_calls = counts["sample_calls"]
+    table._effects.number = counts["effects"]
+    table._requests.restore(entry["requests"])
+    before = len(storage)
+    excess_bytes = 0
+    if table.capacity_bytes is not None:
+        excess_bytes = max(0, storage.nbytes - table.capacity_bytes)
+    excess = max(0, before - table.capacity)
+    if excess or excess_bytes:
+        table._evict(excess, excess_bytes)
+        table._effects.deliver()
+    table._gate.wake_all()
+    return before - len(storage)
+
+
+def reset_table(table: Table) -> None:
+    """Back to a table that was just made; leases are over, and followers go on following."""
+    in_memory(table).reset()
+    table._leases.end_all()
+    table._counts = Counts()
+    table._removed = {}
+    table._sample_calls = 0
+    table._effects.number = 0
+    table._requests.restore([])
+    if table._schema is not None:
+        table._storage.set_schema(table._schema, table._shared_schema)
     table._gate.wake_all()
 
 
-def _in_memory(table: Table) -> MemoryStorage:
+def in_memory(table: Table) -> MemoryStorage:
     if not isinstance(table._storage, MemoryStorage):
         raise SnapshotError(f"table {table.name!r}: only tables in memory can be saved and loaded")
     return table._storage
-
-
-def _schema_to_json(schema: Schema | None) -> list[Any] | None:
-    if schema is None:
-        return None
-    return [
-        [name, str(column.dtype), list(column.shape), column.ragged, column.optional]
-        for name, column in schema.columns.items()
-    ]
-
-
-def _schema_from_json(data: list[Any] | None, what: str) -> Schema | None:
-    if data is None:
-        return None
-    columns = {
-        name: Column(dtype, tuple(shape), ragged=ragged, optional=optional)
-        for name, dtype, shape, ragged, optional in data
-    }
-    return Schema(columns, what)

@@ -32,6 +32,11 @@ def load_tokens() -> Any:
     return _loaded.get("tokens") or _load("tokens")
 
 
+def load_dealing() -> Any:
+    """The same for the kernel that deals saved shards out to new ones."""
+    return _loaded.get("dealing") or _load("dealing")
+
+
 def _tables() -> Any:
     from recollect.kernels import items, rows
 
@@ -56,7 +61,18 @@ def _tokens() -> Any:
     return SimpleNamespace(rows=rows, tokens=tokens, groups=groups)
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {"tables": _tables, "steps": _steps, "tokens": _tokens}
+def _dealing() -> Any:
+    from recollect.kernels import dealing, rows
+
+    return SimpleNamespace(rows=rows, deal=dealing.deal)
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "tables": _tables,
+    "steps": _steps,
+    "tokens": _tokens,
+    "dealing": _dealing,
+}
 
 
 def _load(family: str) -> Any:

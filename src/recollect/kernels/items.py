@@ -565,13 +565,22 @@ def arrange(items, table, slots, n, verb, mask, work):
         _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
+@kernel("void(ints, int64, int32[::1])", nogil=True)
+def list_free(links, first, free):
+    """List the free slots in the order of their links, from a copy of the records' first words."""
+    slot = first
+    for place in range(free.size):
+        free[place] = slot
+        slot = links[slot] & 0xFFFFFFFF
+
+
 @kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
 def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
     """Let n new items of one row take the slots of the first n of an order.
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
     a slot stays a member, and only its weight is computed anew. One location stands for
-    consecutive rows.
+    consecutive rows. Where there is room behind the new keys, the keys of those that left go there.
     """
     x = table[order]
     following = int32_at(x[A_NEXT])
@@ -597,6 +606,8 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
                 _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
             left, leaving = segment, np.int64(0)
         leaving += 1
+        if keys_out.size > n:
+            keys_out[n + i] = np.uint64(records[4 * slot + KEY])
         records[4 * slot + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)

@@ -48,8 +48,9 @@ A_PARTITION_SAMPLED = 43  # int64 by partition: sum of times_sampled over visibl
 A_PARTITION_VISIBLE = 38  # int64 by partition: items that are not hidden
 A_VERSION = 44  # int64 by slot, -1 where there is none
 A_DELIVERIES = 45  # int32 by slot: how often a lease brought it back
+A_REVISION = 48  # int32 by slot: how often its rows were stored again; kernels do not use it
 A_DIRECTORY = 47  # int64: the directory of the segments of rows, see below
-ITEMS_BLOCK = 48
+ITEMS_BLOCK = 50
 
 # an item's record; the last word holds two numbers
 KEY = 0  # uint64; in a free slot the links of the free list

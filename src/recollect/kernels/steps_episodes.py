@@ -5,6 +5,9 @@ env * ring + r % ring. A row is marked by flags and by its `offset`, the rows si
 began. The first surviving row of an episode also knows `remaining`, the rows that the episode
 has from there. Appending a row adds one to it; overwriting that row hands it, less one, to the
 next. So nothing is ever searched, and everything that asks about episodes asks `episode_of`.
+
+An episode whose head went elsewhere, before it was put between others (a shard that was put
+together anew), counts its offsets from its first surviving row, which is not marked as a first one.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from recollect.kernels.steps_layout import (
     ENDED,
     ENVS,
     FINAL,
+    FIRST,
     REWARD_NEXT,
     RING,
     TERMINATED,
@@ -58,13 +62,14 @@ def episode_of(rings, env, row):
     its head is cut.
 
     Its rows are [first, stop), the final observation included. A head is cut where the row that
-    began the episode has been overwritten: `first` is then no beginning.
+    began the episode has been overwritten, or never was in this ring: `first` is then no beginning.
     """
     begun = row - int32_at(rings[A_OFFSET])[slot_of(rings, env, row)]
     oldest = int64_at(rings[A_OLDEST])[env]
     first = max(oldest, begun)
     stop = first + int32_at(rings[A_REMAINING])[slot_of(rings, env, first)]
-    return first, stop, begun < oldest
+    cut = begun < oldest or (int8_at(rings[A_FLAGS])[slot_of(rings, env, first)] & FIRST) == 0
+    return first, stop, cut
 
 
 @inner("Tuple((int64, boolean, boolean))(ints, int64, int64, int64)")

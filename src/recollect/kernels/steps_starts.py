@@ -73,10 +73,13 @@ ILLEGAL, LEGAL, NOT_YET = 0, 1, 2
 # -- what is legal --------------------------------------------------------------------------------
 @inner("boolean(ints, int64, int64, int64)")
 def lacks_history(rings, env, row, oldest):
-    """Whether frames of a row's stack were overwritten, if `oldest` is the first stored row."""
-    if rings[STACK] <= 1 or row - oldest >= rings[STACK] - 1:
+    """Whether frames of a row's stack are missing, if `oldest` is the first stored row."""
+    if rings[STACK] <= 1:
         return False
-    return row - int32_at(rings[A_OFFSET])[slot_of(rings, env, row)] < oldest
+    offset = int32_at(rings[A_OFFSET])[slot_of(rings, env, row)]
+    if row - offset < oldest:
+        return row - oldest < rings[STACK] - 1
+    return offset < rings[STACK] - 1 and (flags_of(rings, env, row - offset) & FIRST) == 0
 
 
 @inner("int64(ints, ints, int64, int64)")

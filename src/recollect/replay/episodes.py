@@ -80,7 +80,12 @@ class Rings:
             if not self.block[sl.REWARD_NEXT]:
                 slots = slots[(self.flags[slots] & sl.FINAL) == 0]
             priority[slots] = 1.0
-        levels = [priority.reshape(-1, 16).max(axis=1)]
+        self._own(sl.A_PRIORITY, priority)
+        self._add_maxima()
+
+    def _add_maxima(self) -> None:
+        """Compute the maxima of priorities anew."""
+        levels = [self.arrays[sl.A_PRIORITY].reshape(-1, 16).max(axis=1)]
         while levels[-1].size > 1:
             width = (levels[-1].size + 15) & ~15
             padding = np.full(width - levels[-1].size, -1.0)
@@ -89,7 +94,11 @@ class Rings:
         maxima = np.concatenate(levels)
         self.block[sl.PMAX_TOP] = maxima.size - 1
         self._own(sl.A_PMAX, maxima)
-        self._own(sl.A_PRIORITY, priority)
+
+    def write_priorities(self, slots: Ints, values: NDArray[np.float64]) -> None:
+        """Set the priorities of rows whose steps nobody draws yet."""
+        self.arrays[sl.A_PRIORITY][slots] = values
+        self._add_maxima()
 
     def highest_priority(self) -> float:
         """The highest priority of a stored step, 1 where there is none."""
@@ -138,6 +147,14 @@ class Rings:
         if sl.A_PRIORITY in self.arrays:
             self.arrays[sl.A_PRIORITY].fill(-1.0)
             self.arrays[sl.A_PMAX].fill(-1.0)
+
+    def reset(self) -> None:
+        """Back to rings that never had a row: row numbers begin with 0 again."""
+        self.clear()
+        for array in (self.newest, self.oldest, self.head):
+            array[:] = 0
+        for place in (sl.OVERWRITTEN, sl.CUT):
+            self.block[place] = 0
 
     @property
     def nbytes(self) -> int:

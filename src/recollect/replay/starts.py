@@ -64,6 +64,15 @@ class StartIndex:
             row[place] = self._cursors[place].ctypes.data
         rings.kernels.starts.build(rings.block, row)
 
+    def reorder(self, slots: Ints) -> None:
+        """Put the members of a dense set into this order; those that it does not name come last."""
+        arrays, count = self.index.arrays, self.count
+        members = arrays[layout.A_MEMBERS][:count]
+        named = slots[np.isin(slots, members)]
+        rest = members[~np.isin(members, named)]
+        members[:] = np.concatenate([named, rest])
+        arrays[layout.A_PLACE][members] = np.arange(count)
+
     @property
     def count(self) -> int:
         return self.index.count

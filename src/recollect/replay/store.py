@@ -6,6 +6,8 @@ rows are to be read; what it returns is read without the lock.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +26,9 @@ from recollect.schema import Schema
 from recollect.storage.buffers import BufferPool
 from recollect.storage.lanes import Lanes
 from recollect.waiting import Blocked
+
+if TYPE_CHECKING:
+    from recollect.replay.journaled import JournaledSteps
 
 Keys = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -51,6 +56,7 @@ class StepStore:
         self.limiter = limiter
         self.counts = Counts()
         self.lanes: Lanes | None = None
+        self.recorder: JournaledSteps | None = None
         self.transitions = StartKind(sl.TRANSITION, n_step)
         self._gamma = gamma
         self._kernels = rings.kernels
@@ -59,6 +65,8 @@ class StepStore:
     def set_schema(self, schema: Schema) -> None:
         """These are the columns from now on."""
         self.incoming.fix(schema)
+        if self.recorder is not None:
+            self.recorder.columns(schema)
         self.lanes = lanes = Lanes(self.rings.block, schema, self._kernels)
         for env in np.flatnonzero(self.rings.newest).tolist():  # rings that begin later
             lanes.begin_at(env, int(self.rings.newest[env]))
@@ -108,6 +116,8 @@ class StepStore:
         self._append(steps, keys)
         self.counts.inserts += count
         self.counts.removals += rings.now[sl.OVERWRITTEN] - before
+        if self.recorder is not None:
+            self.recorder.steps(steps)
         return keys
 
     def _append(self, steps: Steps, keys: Keys) -> None:
@@ -135,6 +145,8 @@ class StepStore:
             for env in range(self.rings.envs):
                 self.lanes.drop_before(env, int(self.rings.oldest[env]))
         self.counts.removals += gone
+        if self.recorder is not None:
+            self.recorder.cleared()
         return gone
 
     def write_priorities(self, keys: Keys, values: Floats) -> NDArray[np.bool_]:
@@ -147,6 +159,8 @@ class StepStore:
             self._kernels.starts.write_priorities(
                 self.rings.block, self.drawing.starts.table, keys, values, found
             )
+        if self.recorder is not None:
+            self.recorder.weighed(keys, values, found.view(np.bool_))
         return found.view(np.bool_)
 
     # -- starts are chosen ------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def adopt(core: Core) -> None:
     with core.table._transaction():
         if not len(core.storage):
             return
-        own = {"train_step": core.train_step, "promised": {}, "accounts": core.accounts.state()}
+        own = {"train_step": core.train_step, "accounts": core.accounts.state()}
         restore_own(core, own, _NoBlobs())
         for entry in core.entries.values():
             if not entry.trained:

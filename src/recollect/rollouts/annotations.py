@@ -107,7 +107,7 @@ class Filling:
         for name, cells in self.arrays.items():
             column = core.table.columns.get(name)
             if column is None:
-                core.table.add_column(name, cells.dtype, cells.inner_shape, ragged=True)
+                core.table._add_column(name, cells.dtype, cells.inner_shape, True)
             else:
                 self.arrays[name] = fitted(name, cells, column)
 

@@ -39,6 +39,9 @@ class Blobs:
     def __len__(self) -> int:
         return len(self._blobs)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._blobs
+
     def missing(self, blobs: Mapping[str, bytes]) -> int:
         """Bytes that these would add."""
         return sum(len(blob) for name, blob in blobs.items() if name not in self._blobs)

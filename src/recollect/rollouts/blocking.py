@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rollouts.verbs import T, Verb
 from recollect.table import Table, WhereLike
+
+if TYPE_CHECKING:
+    from recollect.durability.reading import Loaded
+    from recollect.durability.snapshot import SavedSnapshot
 
 
 class BlockingBuffer:
@@ -189,15 +193,17 @@ class BlockingBuffer:
 
         persistence.restore(self._core, saved)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(
+        self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
+    ) -> SavedSnapshot:
         from recollect.rollouts import persistence
 
-        persistence.save(self._core, path)
+        return persistence.save(self._core, path, files, **options)
 
-    def load(self, path: str | PathLike[str]) -> None:
+    def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
         from recollect.rollouts import persistence
 
-        persistence.load(self._core, path)
+        return persistence.load(self._core, path, **options)
 
     def close(self) -> None:
         self._core.close()

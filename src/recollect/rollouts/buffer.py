@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,10 @@ from recollect.rollouts.verbs import T, Verb
 from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Storage
 from recollect.table import Table, WhereLike
+
+if TYPE_CHECKING:
+    from recollect.durability.reading import Loaded
+    from recollect.durability.snapshot import SavedSnapshot
 
 
 class RolloutBuffer:
@@ -64,7 +68,7 @@ class RolloutBuffer:
         archive: Whether confirmed groups stay, as ARCHIVED.
         storage: Where groups live; `rc.MemoryStorage()` where None.
         seed: Makes draws repeatable.
-        journal: Not available yet; must be None.
+        journal: An `rc.Journal`, or its path: what the buffer holds survives a crash.
         name: What messages and stores call the buffer's table.
         clock: Where time comes from, for tests.
     """
@@ -357,17 +361,29 @@ class RolloutBuffer:
 
         persistence.restore(self._core, saved)
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Immediate: write a snapshot to a folder, all of it or nothing."""
+    def save(
+        self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
+    ) -> SavedSnapshot:
+        """Immediate: write a snapshot to a folder, all of it or nothing.
+
+        Takes the options of `Store.save`, and like it writes only what changed since the last one.
+        """
         from recollect.rollouts import persistence
 
-        persistence.save(self._core, path)
+        return persistence.save(self._core, path, files, **options)
 
-    def load(self, path: str | PathLike[str]) -> None:
-        """Immediate: put a snapshot into this buffer, which must be empty."""
+    def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
+        """Immediate: put a snapshot into this buffer, which must be empty.
+
+        Takes the options of `Store.load`.
+        """
         from recollect.rollouts import persistence
 
-        persistence.load(self._core, path)
+        return persistence.load(self._core, path, **options)
+
+    def _member(self) -> Any:
+        """What snapshots ask for."""
+        return self._core._member()
 
     def close(self) -> None:
         """End the buffer: every waiter, and every later call, raises `TableClosed`."""

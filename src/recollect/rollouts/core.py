@@ -8,7 +8,7 @@ all of it. `buffer.py` and `blocking.py` are the two faces that run the verbs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,13 @@ from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.fields import parse_tags
 from recollect.table import LARGEST_CAPACITY, Table, WhereLike, _Insert
 from recollect.waiting import Blocked
+
+if TYPE_CHECKING:
+    from recollect.rollouts.persistence import RolloutMember
+
+if TYPE_CHECKING:
+    from recollect.durability.journal_open import OpenJournal
+    from recollect.rollouts.journaled import JournaledRollouts
 
 Keys = NDArray[np.uint64]
 
@@ -110,12 +117,12 @@ class Core:
             partition_by=("task", "status", "ready"),
             storage=storage,
             seed=seed,
-            journal=journal,
             clock=clock,
         )
         self.table._owner = self  # a store that holds the table saves the rest with it
         kernels.load_tokens()
-        self.train_step = FIRST_STEP
+        self.recorder: JournaledRollouts | None = None
+        self._train_step = FIRST_STEP
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, int] = {}
         self.blobs = Blobs()
@@ -130,6 +137,34 @@ class Core:
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
         adopt(self)
+        if journal is not None:
+            from recollect.rollouts.journaled import open_journal
+
+            open_journal(self, journal)
+
+    def _journaled(self) -> JournaledRollouts:
+        from recollect.rollouts.journaled import JournaledRollouts
+
+        return JournaledRollouts(self)
+
+    @property
+    def _journal(self) -> OpenJournal | None:
+        return self.table._journal
+
+    @property
+    def train_step(self) -> int:
+        """The train step that staleness is judged at."""
+        return self._train_step
+
+    @train_step.setter
+    def train_step(self, step: int) -> None:
+        self._train_step = step
+        self.changed()
+
+    def changed(self) -> None:
+        """Something changed that no effect tells of: a journal is to write the state again."""
+        if self.recorder is not None:
+            self.recorder.note()
 
     @property
     def storage(self) -> Storage:
@@ -265,6 +300,7 @@ class Core:
         account = self.accounts[group.task]
         account.put += 1
         account.left[reason] += 1
+        self.changed()
         kind = KIND_OF.get(reason, "discarded")
         if self.events.wants(kind):
             self.events.tell(
@@ -294,6 +330,9 @@ class Core:
         self.by_id[group.group_id] = key
         self.stages.stored(key, entry)
         if encoded.blobs:
+            if self.recorder is not None:
+                new = {n: blob for n, blob in encoded.blobs.items() if n not in self.blobs}
+                self.recorder.blobs(new)
             self.blobs.add(encoded.blobs)
         self.accounts[task].put += 1
         if encoded.status is Status.COMPLETED:
@@ -352,14 +391,14 @@ class Core:
         for name in new:
             cells = encoded.arrays[name][0]
             assert isinstance(cells, Ragged)
-            self.table.add_column(ARRAYS + name, cells.dtype, cells.inner_shape, ragged=True)
+            self.table._add_column(ARRAYS + name, cells.dtype, cells.inner_shape, True)
         return bool(new)
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
         """Groups leave the storage and the buffer."""
         kind = KIND_OF.get(reason, "discarded")
-        keep = bool(self.table._effects.followers) or self.events.wants(kind)
+        keep = self.table._effects.readers or self.events.wants(kind)
         remove = self.storage.remove if hidden else self.storage.delete
         self.gone(remove(keys, keep), reason)
 
@@ -526,15 +565,11 @@ class Core:
                 "claimed": self.stages.claimed,
             }
 
-    def own_state(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        from recollect.rollouts.persistence import own_state
+    def _member(self) -> RolloutMember:
+        """What snapshots ask for."""
+        from recollect.rollouts.persistence import RolloutMember
 
-        return own_state(self), self.blobs.all()
-
-    def restore_own(self, state: Mapping[str, Any], blobs: Mapping[str, bytes]) -> None:
-        from recollect.rollouts.persistence import restore_own
-
-        restore_own(self, state, blobs)
+        return RolloutMember(self)
 
     def close(self) -> None:
         with self.table._transaction():

@@ -1,23 +1,16 @@
-"""A buffer's state as data, and as a folder; and back. Exact: order, keys, counters, draws.
+"""A buffer's state as data, and as a snapshot; and back. Exact: order, keys, counters, draws.
 
-    PATH/manifest.json, PATH/table-0/...   the table, as `Store.save` writes it
-    PATH/buffer.json                       the rest: train step, accounts
-    PATH/blobs.arrow                       blobs by name, where there are any
-
-Leases, claims and promised room are over: whoever had them does not live in the buffer that is
-restored, so nobody would give them back. What the buffer keeps in dicts is made again from the
-table.
+A snapshot is that of the table (`durability`), with the rest of the buffer in the table's entry:
+train step, accounts, and blobs by name. Leases, claims and promised room are over: whoever had
+them does not live in the buffer that is restored, so nobody would give them back. What the buffer
+keeps in dicts is made again from the table.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,40 +18,97 @@ import pyarrow as pa
 
 from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
-from recollect.durability import snapshot
-from recollect.durability.state import capture_table, check_fits, restore_table
+from recollect.durability.format import stream_of
+from recollect.durability.ledger import parts
+from recollect.durability.members import Captured, TableMember
+from recollect.durability.reading import Loaded, load_snapshot
+from recollect.durability.snapshot import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
-from recollect.rollouts.blobs import digest
+from recollect.rollouts.accounts import Accounts
+from recollect.rollouts.annotations import PLACES
+from recollect.rollouts.blobs import Blobs, digest
 from recollect.rollouts.encoding import ARRAYS, Entry
 from recollect.rollouts.rollout import Status
-from recollect.storage.capture import Capture
+from recollect.rollouts.space import Space
+from recollect.rollouts.stages import Stages
+from recollect.rollouts.staleness import FIRST_STEP
+from recollect.storage.capture import Saved, saved_of
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
 
-FORMAT = 1
-BUFFER = "buffer.json"
-BLOBS = "blobs.arrow"
+FORMAT = 2  # of `state`, which lives as long as a process
+CHUNK = 32 << 20  # bytes of payload that are encoded together
+
+
+class RolloutMember(TableMember):
+    """A buffer of rollouts, as snapshots see it."""
+
+    kind = "rollouts"
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core.table)
+        self._core = core
+
+    def capture(self) -> Captured:
+        captured = super().capture()
+        captured.entry["own"] = own_state(self._core)
+        captured.blobs = self._core.blobs.all()
+        return captured
+
+    def restore(
+        self,
+        entry: Mapping[str, Any],
+        saved: Saved,
+        batches: Iterable[Batch],
+        blobs: Mapping[str, bytes],
+    ) -> int:
+        _check_blobs(blobs, self.table.name)
+        self.reset()
+        gone = super().restore(entry, saved, batches, blobs)
+        restore_own(self._core, entry["own"], blobs)
+        return gone
+
+    def reset(self) -> None:
+        super().reset()
+        forget(self._core)
+
+
+def forget(core: Core) -> None:
+    """Empty everything that a buffer keeps beside its table."""
+    core.train_step = FIRST_STEP
+    core.entries.clear()
+    core.by_id.clear()
+    core.steps_of.clear()
+    core.blobs, core.accounts = Blobs(), Accounts()
+    core.space, core.stages = Space(core), Stages(core)
+
+
+def _check_blobs(blobs: Mapping[str, bytes], where: str) -> None:
+    """A blob's name is made of its content, so it tells whether that is whole."""
+    if any(digest(blob) != name for name, blob in blobs.items()):
+        raise SnapshotError(f"{where}: a blob is not what was written")
 
 
 def state(core: Core) -> dict[str, Any]:
     """Everything, as plain data, arrays and bytes."""
-    with core.table._transaction():
-        table, captured = capture_table(core.table)
-        own, blobs = own_state(core), core.blobs.all()
+    member = RolloutMember(core)
+    with member.transaction():
+        captured = member.capture()
+    member.finish(captured)
+    saved = saved_of(captured.items)
     payload = []
-    for batch in captured.read():
-        arrow = batch.to_arrow()
+    for slots in parts(captured.items, saved.items["slot"], CHUNK):
+        arrow = captured.items.read(slots).to_arrow()
         payload.append([_to_bytes(arrow.rows), _to_bytes(arrow.shared)])
     return {
         "format": FORMAT,
-        "table": table,
-        "storage": captured.numbers,
-        "items": captured.items,
-        "arrays": captured.arrays,
+        "entry": captured.entry,
+        "numbers": saved.numbers,
+        "items": saved.items,
+        "arrays": saved.arrays,
         "payload": payload,
-        "buffer": own,
-        "blobs": blobs,
+        "blobs": captured.blobs,
     }
 
 
@@ -66,75 +116,32 @@ def restore(core: Core, saved: Mapping[str, Any]) -> None:
     """Put back what `state` returned."""
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
         raise SnapshotError("restore: expected what state() returned")
-    with core.table._transaction():
-        check_fits(core.table, saved["table"], "the state")
-        captured = Capture(saved["storage"], dict(saved["items"]), dict(saved["arrays"]), [])
+    member = RolloutMember(core)
+    with member.transaction():
+        member.check(saved["entry"], "the state")
         batches = (
             Batch.from_arrow(ArrowBatch(_from_bytes(rows), _from_bytes(shared), None))
             for rows, shared in saved["payload"]
         )
-        restore_table(core.table, saved["table"], captured, batches)
-        restore_own(core, saved["buffer"], saved["blobs"])
+        items = Saved(saved["numbers"], dict(saved["items"]), saved["arrays"])
+        member.restore(saved["entry"], items, batches, saved["blobs"])
 
 
-def save(core: Core, path: str | PathLike[str]) -> None:
+def save(
+    core: Core, path: str | PathLike[str], files: Mapping[str, Any] | None, **options: Any
+) -> SavedSnapshot:
     """Write a snapshot, all of it or nothing; replaces one that is there."""
-    target = Path(path)
-    if target.exists() and not (target / BUFFER).is_file():
-        raise SnapshotError(f"{target} exists and is no snapshot of a buffer; choose another path")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        with core.table._transaction():  # so that both parts are of one moment
-            snapshot.save({core.table.name: core.table}, folder / "table", False)
-            own, blobs = own_state(core), core.blobs.all()
-        snapshot._write(folder / BUFFER, json.dumps(own).encode())
-        if blobs:
-            snapshot._write(folder / BLOBS, _to_bytes(_blobs_to_arrow(blobs)) or b"")
-        snapshot._sync_folder(folder)
-        snapshot._swap(folder, target)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    return save_snapshot(path, {core.table.name: core}, kind="rollouts", others=files, **options)
 
 
-def load(core: Core, path: str | PathLike[str]) -> None:
+def load(core: Core, path: str | PathLike[str], **options: Any) -> Loaded:
     """Put a snapshot into an empty buffer."""
-    folder = Path(os.fspath(path))
-    try:
-        own = json.loads((folder / BUFFER).read_bytes())
-    except FileNotFoundError:
-        raise SnapshotError(f"{folder} is no snapshot of a buffer: it has no {BUFFER}") from None
-    except ValueError as error:
-        raise SnapshotError(f"{folder / BUFFER} is damaged: {error}") from None
-    if own.get("format") != FORMAT:
-        raise SnapshotError(
-            f"{folder / BUFFER} has format {own.get('format')!r} and this version reads {FORMAT}"
-        )
-    blobs: dict[str, bytes] = {}
-    if (folder / BLOBS).is_file():
-        blobs = _read_blobs(folder / BLOBS)
-    with core.table._transaction():
-        snapshot.load({own["name"]: core.table}, folder / "table", False)
-        restore_own(core, own, blobs)
-
-
-def _read_blobs(path: Path) -> dict[str, bytes]:
-    """Blobs by name; a name is made of the content, so it tells whether that is whole."""
-    try:
-        blobs = _blobs_from_arrow(_from_bytes(path.read_bytes()))
-    except (OSError, pa.ArrowException) as error:
-        raise SnapshotError(f"{path} is damaged: {error}") from None
-    if any(digest(blob) != name for name, blob in blobs.items()):
-        raise SnapshotError(f"{path} is damaged: a blob is not what was written")
-    return blobs
+    return load_snapshot(path, {core.table.name: core}, **options)
 
 
 def own_state(core: Core) -> dict[str, Any]:
     """What a buffer keeps beside its table and cannot make again from it, as JSON."""
     return {
-        "format": FORMAT,
-        "name": core.table.name,
         "train_step": core.train_step,
         "accounts": core.accounts.state(),
     }
@@ -176,8 +183,6 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
 
 def _names_of(core: Core) -> dict[str, str]:
     """The columns of the cells that groups need."""
-    from recollect.rollouts.annotations import PLACES
-
     return {cell: cell if cell in PLACES else ARRAYS + cell for cell in core.needs}
 
 
@@ -215,10 +220,7 @@ def _inserted_at(core: Core, keys: Any) -> list[float]:
 def _to_bytes(batch: pa.RecordBatch | None) -> bytes | None:
     if batch is None:
         return None
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
+    data: bytes = stream_of(batch).to_pybytes()
     return data
 
 
@@ -227,15 +229,3 @@ def _from_bytes(data: bytes | None) -> pa.RecordBatch | None:
         return None
     with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
         return reader.read_next_batch()
-
-
-def _blobs_to_arrow(blobs: Mapping[str, bytes]) -> pa.RecordBatch:
-    values = pa.array(list(blobs.values()), pa.large_binary())
-    return pa.record_batch([pa.array(list(blobs)), values], ["name", "blob"])
-
-
-def _blobs_from_arrow(batch: pa.RecordBatch | None) -> dict[str, bytes]:
-    if batch is None:
-        return {}
-    names = batch.column("name").to_pylist()
-    return dict(zip(names, batch.column("blob").to_pylist(), strict=True))

@@ -272,6 +272,7 @@ class Space:
     def _promise(self, n: int, task: str) -> int:
         if n:
             self.promised[task] = self.promised.get(task, 0) + n
+            self._core.changed()
         return n
 
     def unreserve(self, n: int, task: str) -> int:
@@ -283,4 +284,5 @@ class Space:
                 if not self.promised[task]:
                     del self.promised[task]
                 self._core.table._gate.departures.changed(given_back)
+                self._core.changed()
         return given_back

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.arguments import keys_of, many, time_span, whole
-from recollect.effects import Updated
+from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
 from recollect.info import Lease
+from recollect.leases import Held
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -183,6 +184,8 @@ class Taking:
             chosen = core.storage.sample(table._sampler, n, bound, False, table._sample_calls)
             table._counts.samples += n
             table._sample_calls += 1
+            if core.recorder is not None:
+                core.recorder.sampled(chosen.keys)
             entries = [core.entries[key] for key in chosen.keys.tolist()]
             core.accounts.drew(entry.task for entry in entries)
             blobs = core.blobs_of(entries)
@@ -228,16 +231,16 @@ class Taking:
             held = table._leases.end(lease)
             step = core.steps_of.pop(held.lease.id, core.train_step)
             if core.archive:
-                self._archive(held.keys, step if train_step is None else train_step)
+                self._archive(held, step if train_step is None else train_step)
             else:
                 core.remove(held.keys, "trained", hidden=True)
             return int(held.keys.size)
 
         return Verb(attempt, table._gate.arrivals, None, "confirm")
 
-    def _archive(self, keys: Keys, step: int) -> None:
+    def _archive(self, held: Held, step: int) -> None:
         """Trained groups stay, and nothing takes, expires or claims them any more."""
-        core, storage = self._core, self._core.storage
+        core, storage, keys = self._core, self._core.storage, held.keys
         core.leave_account(keys, "trained")
         fields = {
             "status": Status.ARCHIVED.value,
@@ -246,6 +249,7 @@ class Taking:
         }
         storage.update(keys, fields)
         storage.show(keys, returned=False)
+        self._table._effects.emit(Archived, keys, held.lease)
         self._table._effects.emit(Updated, keys, fields)
         self._table._gate.departures.changed(keys.size)  # what is archived makes room when needed
 

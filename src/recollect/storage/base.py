@@ -232,10 +232,11 @@ class Storage(Protocol):
 
     def insert(self, new: NewItems) -> Keys: ...
 
-    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+    def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         """Evict as many items as come and insert these, in one go, where that is quicker.
 
-        None means that nothing was done, and the table evicts and inserts.
+        None means that nothing was done, and the table evicts and inserts. With `tell`, the keys
+        of those that left follow those of the new ones.
         """
         ...
 
@@ -263,8 +264,8 @@ class Storage(Protocol):
     ) -> tuple[int, Sequence[Chosen]]:
         """Remove n items, and more until `nbytes` of payload have gone; returns how many went.
 
-        Here and below, `keep` says whether somebody may still read what was removed: then what
-        went is returned too.
+        What went is returned too. Here and below, `keep` says whether somebody may still read
+        its payload; else only its keys count.
         """
         ...
 

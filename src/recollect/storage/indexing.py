@@ -146,13 +146,6 @@ class Indexing:
         self.indexes.keep(kinds)
         self._plans.clear()
 
-    def forget(self) -> None:
-        """Forget all indexes and partitions of an empty table."""
-        self.partitions = Partitions(self.partitions.by, self._items.block)
-        self.indexes.partitions = []
-        self.indexes.keep(set())
-        self._plans.clear()
-
     # -- making them ------------------------------------------------------------------------------
     def _make(self, kind: IndexKind, row: Ints, *, dense: bool) -> Index:
         depends = 0

@@ -199,8 +199,15 @@ class Items:
             self.field(name)
         for name, field in self.fields.items():
             field.write(slots, given.get(name))
-        if layout.A_DELIVERIES in self.owned:
-            self.owned[layout.A_DELIVERIES][slots] = 0
+        for position in (layout.A_DELIVERIES, layout.A_REVISION):
+            if position in self.owned:
+                self.owned[position][slots] = 0
+
+    def number_new(self, slots: Ints) -> None:
+        """Where arrival order stands by slot: new items come after those that were merged in."""
+        if layout.A_SEQ in self.owned:
+            counters = self.key[slots] & np.uint64(layout.COUNTER_MASK)
+            self.owned[layout.A_SEQ][slots] = counters.astype(np.int64)
 
     def write_one(self, slot: int, given: Mapping[str, FieldValue]) -> None:
         """The same for one item."""
@@ -209,8 +216,11 @@ class Items:
                 self.field(name)
         for name, field in self.fields.items():
             field.write_one(slot, given.get(name))
-        if layout.A_DELIVERIES in self.owned:
-            self.owned[layout.A_DELIVERIES][slot] = 0
+        for position in (layout.A_DELIVERIES, layout.A_REVISION):
+            if position in self.owned:
+                self.owned[position][slot] = 0
+        if layout.A_SEQ in self.owned:
+            self.owned[layout.A_SEQ][slot] = int(self.key[slot]) & layout.COUNTER_MASK
 
     def newest_version(self, slots: Ints) -> float:
         """The highest version among items of positive priority, 0 where there is none."""
@@ -271,6 +281,7 @@ _BY_SLOT: dict[int, tuple[Any, Any]] = {
     layout.A_NBYTES: (np.int64, 0),
     layout.A_SEQ: (np.int64, 0),
     layout.A_DELIVERIES: (np.int32, 0),
+    layout.A_REVISION: (np.int32, 0),
     layout.A_PARTITION: (np.int32, 0),
 }
 _RECORDED = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +138,31 @@ class Lanes:
         """A lane without rows begins with this one."""
         self._lowest[env] = row >> self._shift
         self._room[env] = self._lowest[env] << self._shift
+
+    def open_up_to(self, env: int, oldest: int, row: int) -> None:
+        """Give a lane segments for all rows before this one."""
+        while self._room[env] < row:
+            self.open_segment(env, oldest)
+
+    def write_runs(self, keys: Ints, oldest: Ints, columns: list[Array]) -> None:
+        """Copy rows to where their keys say, those that are older than `oldest` left out.
+
+        Consecutive rows of a segment go in one piece. The segments must be there, and unread.
+        """
+        rows = keys & sl.ROW_MASK
+        same = (np.diff(keys) == 1) & (np.diff(rows >> self._shift) == 0)
+        bounds = np.concatenate([[0], np.flatnonzero(~same) + 1, [keys.size]]).tolist()
+        for begin, end in pairwise(bounds):
+            env, first = int(keys[begin]) >> sl.ROW_BITS, int(rows[begin])
+            skipped = min(max(int(oldest[env]) - first, 0), end - begin)
+            if skipped == end - begin:
+                continue
+            row = first + skipped
+            place = env * self._places + ((row >> self._shift) & (self._places - 1))
+            self._kernels.rows.append_fixed(
+                int(self._bases[place]), self.stride, row & (self.segment_rows - 1),
+                begin + skipped, end, self.table, id(columns),
+            )  # fmt: skip
 
     # -- reading --------------------------------------------------------------------------------
     def hold(self) -> tuple[Bytes, ...]:

@@ -56,6 +56,14 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._layout: Layout | None = None
+        self.saving = threading.Lock()  # held by whoever writes a snapshot
+        self.ledger: Any = None  # what of this storage is in which files (`durability.ledger`)
+
+    def reset(self) -> None:
+        """Begin anew, as when it was opened; under the lock."""
+        layout_, self._layout, self.ledger = self._layout, None, None
+        assert layout_ is not None
+        self.open(layout_)
 
     def open(self, layout_: Layout) -> None:
         if self._layout is not None:
@@ -216,8 +224,9 @@ class MemoryStorage:
             items.block, count, locations, new.per_item, payload, priority, partitions,
             new.inserted_at, keys, slots,
         )  # fmt: skip
-        if items.fields or new.fields or layout.A_DELIVERIES in items.owned:
+        if not items.plain or new.fields:
             items.write_new(slots, new.fields)
+            items.number_new(slots)
         if shared_locations is not None:
             if shared_locations.size != count:
                 shared_locations = shared_locations[0] + np.arange(count)
@@ -229,7 +238,7 @@ class MemoryStorage:
         self._tidy(rows.opened if self._shared is None else rows.opened + self._shared.opened)
         return keys
 
-    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+    def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         rows, items, indexing, count = self._rows, self._items, self._indexing, new.count
         if not items.plain or rows is None or rows.tracking:
             return None
@@ -246,7 +255,7 @@ class MemoryStorage:
         else:
             self._indexing.expect(priority)
         locations, payload = rows.append(new.rows, ONE_ROW, count)
-        keys = np.empty(count, np.uint64)
+        keys = np.empty(2 * count if tell else count, np.uint64)
         slots = np.empty(count, np.int64)
         if rows.opened != self._opened:
             self._show_segments()
@@ -363,8 +372,7 @@ class MemoryStorage:
         goal = self.nbytes - nbytes
         while n > 0 or (nbytes > 0 and self.nbytes > goal):
             evicted = self._do(selector, EVICT, max(n, 1), None, False, 0)
-            if keep:
-                kept.append(self._pin_for_long(evicted))
+            kept.append(self._pin_for_long(evicted) if keep else evicted)
             self._release(evicted.slots)
             gone += evicted.count
             n = 0
@@ -634,6 +642,8 @@ class MemoryStorage:
             items.keep(layout.A_ROWS)
             items.owned[layout.A_ROWS][slots] = per_item
             items.block[layout.ROWS] += int(per_item.sum() - before.sum())
+        items.keep(layout.A_REVISION)
+        items.owned[layout.A_REVISION][slots] += 1
         items.owned[layout.A_NBYTES][slots] += payload
         items.block[layout.PAYLOAD] += int(payload.sum())
         leased = items.state[slots] == layout.LEASED

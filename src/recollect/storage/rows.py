@@ -10,6 +10,7 @@ lost most of their rows are emptied by moving whole items to the end (`compact`)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -429,6 +430,12 @@ class Reader:
         self._kernels = store._kernels
         self._columns = store.columns
         self._reading = store.reading
+
+    def at(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
+        """A reader of other rows, as of the same moment."""
+        other = copy(self)
+        other._locations, other._rows = locations, per_item
+        return other
 
     def narrow(self) -> None:
         """Hold only the segments that are needed: for readers that are kept for long."""

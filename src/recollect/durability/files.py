@@ -1,0 +1,264 @@
+"""All access to files that must survive a crash: one small class.
+
+Snapshots, journal and shards open, write, sync, link, rename and remove through a `Files` and
+through nothing else. So a test can let the k-th call fail, and an object store can come later:
+there a rename becomes 'manifest last'. Names are plain paths.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import xxhash
+
+Path = str | os.PathLike[str]
+
+AT_FDCWD = -100
+RENAME_EXCHANGE = 2
+NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+HELD = 256 << 10  # bytes that are held back at most
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
+
+
+class Written(Protocol):
+    """A file that is being written; `Arrow` writes into it as into any Python file."""
+
+    bytes: int
+
+    @property
+    def xxh3(self) -> str:
+        """The checksum of what was written so far."""
+        ...
+
+    def write(self, data: Any) -> int: ...
+
+    def sync(self) -> None:
+        """Return when everything written is on the disk."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A file on a local disk, hashed while it is written.
+
+    With `hold`, small pieces are held back and written together: Arrow makes many.
+    """
+
+    closed = False  # what Arrow asks a Python file
+
+    def __init__(self, path: Path, *, append: bool = False, hold: bool = False) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_EXCL)
+        self._descriptor = os.open(path, flags, 0o666)
+        self._hash = xxhash.xxh3_64()
+        self._held = bytearray()
+        self._most_held = HELD if hold else 0
+        self.bytes = 0
+
+    @property
+    def xxh3(self) -> str:
+        return self._hash.hexdigest()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._hash.update(view)
+        self.bytes += len(view)
+        if len(view) + len(self._held) <= self._most_held:
+            self._held += view
+        else:
+            self._put_held()
+            self._put(view)
+        return len(view)
+
+    def _put_held(self) -> None:
+        held, self._held = self._held, bytearray()
+        if held:
+            self._put(memoryview(held))
+
+    def _put(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            done += os.write(self._descriptor, view[done:])
+
+    def sync(self) -> None:
+        self._put_held()
+        os.fdatasync(self._descriptor)
+
+    def flush(self) -> None:
+        """What Arrow calls when it has written a footer; `sync` does it."""
+
+    def close(self) -> None:
+        """Without `sync`, what was held back is lost."""
+        if not self.closed:
+            self.closed = True
+            os.close(self._descriptor)
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Files:
+    """The local file system."""
+
+    def create(self, path: Path, *, hold: bool = False) -> LocalFile:
+        """A new file; it must not exist. With `hold`, small writes wait for `sync`."""
+        return LocalFile(path, hold=hold)
+
+    def append(self, path: Path) -> LocalFile:
+        """A file that is written at its end; made where there is none."""
+        return LocalFile(path, append=True)
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file, and sync it."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def read(self, path: Path) -> memoryview:
+        """The content, mapped where it is not empty."""
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
+
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    def is_folder(self, path: Path) -> bool:
+        return os.path.isdir(path)
+
+    def list(self, folder: Path) -> list[str]:
+        """The names in a folder, sorted; empty where there is no such folder."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, path: Path) -> None:
+        os.mkdir(path)
+
+    def link(self, source: Path, target: Path) -> int:
+        """Give a file another name, or copy it where there are no links; returns bytes copied."""
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            shutil.copyfile(source, target)
+            with open(target, "rb") as file:
+                os.fsync(file.fileno())
+            return os.stat(target).st_size
+        return 0
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Atomic; replaces a file, or an empty folder, that is there."""
+        os.rename(source, target)
+
+    def exchange(self, one: Path, other: Path) -> bool:
+        """Let two names change places, atomically; False where the file system cannot."""
+        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        if rename is None:
+            return False
+        first, second = os.fsencode(one), os.fsencode(other)
+        if rename(AT_FDCWD, first, AT_FDCWD, second, RENAME_EXCHANGE) == 0:
+            return True
+        code = ctypes.get_errno()
+        if code in NO_EXCHANGE:
+            return False
+        raise OSError(code, os.strerror(code), os.fspath(one))
+
+    def sync_folder(self, path: Path) -> None:
+        """Return when the names in a folder are on the disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; nothing where it has gone."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder and what is in it; nothing where it has gone."""
+        for name in self.list(path):
+            inner = os.path.join(path, name)
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                self.remove_folder(inner)
+            else:
+                self.remove(inner)
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+
+
+LOCAL = Files()
+
+
+class Syncing:
+    """Syncs files in a few threads, so that many of them share the disk's commits."""
+
+    def __init__(self, threads: int = 8) -> None:
+        self._pool = ThreadPoolExecutor(threads, "recollect-sync")
+        self._pending: list[Future[None]] = []
+
+    def add(self, file: Written) -> None:
+        """Sync and close a file, some time before `wait` returns."""
+        self._pending.append(self._pool.submit(_sync_and_close, file))
+
+    def wait(self) -> None:
+        """Return when all is synced; raises the first error."""
+        pending, self._pending = self._pending, []
+        errors = [error for future in pending if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+
+    def __enter__(self) -> Syncing:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True)
+
+
+def _sync_and_close(file: Written) -> None:
+    try:
+        file.sync()
+    finally:
+        file.close()
+
+
+def digest(data: Any) -> str:
+    """The checksum of some bytes."""
+    return xxhash.xxh3_64(data).hexdigest()
+
+
+def digests(contents: Sequence[memoryview], told: Callable[[int], None]) -> list[str]:
+    """The checksums of whole files, several at once: hashing does not hold the GIL."""
+
+    def one(data: memoryview) -> str:
+        checksum = digest(data)
+        told(len(data))
+        return checksum
+
+    with ThreadPoolExecutor(2, "recollect-hash") as pool:
+        return list(pool.map(one, contents))

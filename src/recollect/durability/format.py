@@ -1,0 +1,133 @@
+"""How things look on disk: versions, checksummed frames, records. `docs/format.md` explains them.
+
+A frame is a payload with its length and checksum; a journal is frames one after another. A record
+is a JSON header and Arrow sections, and is what a frame holds.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from recollect.errors import SnapshotError
+from recollect.schema import Column, Schema
+
+FORMAT = 1
+FRAME = struct.Struct("<QQ")  # length and checksum of a payload
+HEADER = struct.Struct("<I")  # length of a record's JSON header
+MOST = 1 << 40  # bytes of a frame: a longer one is garbage
+
+
+class Frame(NamedTuple):
+    """A payload that was read whole, and where the next frame begins."""
+
+    payload: memoryview
+    next: int
+
+
+def frame(payload: Sequence[Any], offset: int) -> list[Any]:
+    """The pieces to write for a payload that is given in pieces, for a frame at an offset."""
+    checksum = xxhash.xxh3_64(seed=offset)
+    length = 0
+    for piece in payload:
+        checksum.update(piece)
+        length += memoryview(piece).nbytes
+    return [FRAME.pack(length, checksum.intdigest()), *payload, bytes(-length % 8)]
+
+
+def frames(data: memoryview, offset: int = 0) -> Iterator[Frame]:
+    """The frames in some bytes, up to the end or to the first that is not whole.
+
+    The last `Frame.next` that was yielded says how much of the bytes is good.
+    """
+    while offset + FRAME.size <= len(data):
+        length, checksum = FRAME.unpack_from(data, offset)
+        begin = offset + FRAME.size
+        end = begin + length + -length % 8
+        if length > MOST or end > len(data):
+            return
+        payload = data[begin : begin + length]
+        if xxhash.xxh3_64_intdigest(payload, seed=offset) != checksum:
+            return
+        yield Frame(payload, end)
+        offset = end
+
+
+def record(header: Mapping[str, Any], sections: Mapping[str, Any]) -> list[Any]:
+    """A record as pieces of bytes: a header, and Arrow record batches by name."""
+    streams = {name: stream_of(batch) for name, batch in sections.items() if batch is not None}
+    listed = [[name, stream.size] for name, stream in streams.items()]
+    text = json.dumps({**header, "sections": listed}, separators=(",", ":")).encode()
+    head = HEADER.pack(len(text)) + text
+    pieces: list[Any] = [head + bytes(-len(head) % 8)]
+    for stream in streams.values():
+        pieces += [memoryview(stream), bytes(-stream.size % 8)]
+    return pieces
+
+
+def read_record(payload: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the record batches of a record; their numbers are views of the payload."""
+    try:
+        (length,) = HEADER.unpack_from(payload, 0)
+        offset = HEADER.size + length
+        header: dict[str, Any] = json.loads(bytes(payload[HEADER.size : offset]))
+        offset += -offset % 8
+        sections = {}
+        for name, size in header.pop("sections"):
+            buffer = pa.py_buffer(payload[offset : offset + size])
+            sections[name] = pa.ipc.open_stream(buffer).read_next_batch()
+            offset += size + -size % 8
+    except (struct.error, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        raise SnapshotError(f"a record cannot be read: {error}") from None
+    return header, sections
+
+
+def stream_of(batch: Any) -> Any:
+    """A record batch as an Arrow IPC stream, in a buffer."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def schema_to_json(schema: Schema | None) -> list[dict[str, Any]] | None:
+    """The columns of a schema, as a manifest has them."""
+    if schema is None:
+        return None
+    return [
+        {
+            "name": name,
+            "dtype": str(column.dtype),
+            "shape": list(column.shape),
+            "ragged": column.ragged,
+            "optional": column.optional,
+        }
+        for name, column in schema.columns.items()
+    ]
+
+
+def schema_from_json(data: Sequence[Mapping[str, Any]] | None, what: str) -> Schema | None:
+    """The schema that a manifest describes."""
+    if data is None:
+        return None
+    return Schema({entry["name"]: _column(entry) for entry in data}, what)
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    shape = tuple(entry["shape"])
+    return Column(entry["dtype"], shape, ragged=entry["ragged"], optional=entry["optional"])
+
+
+def plain(value: Any) -> Any:
+    """NumPy numbers as JSON has them."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")

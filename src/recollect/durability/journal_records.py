@@ -1,0 +1,334 @@
+"""Effects as records of the journal, and back. `docs/format.md` says how they look.
+
+A record holds what happened since the last one, as of one moment for each member (a table or a
+buffer): per member one row for each effect, in order, and the rows of payload that came with
+them. It is read as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recollect.arrow import ArrowBatch
+from recollect.batch import Batch
+from recollect.columns import Columns
+from recollect.durability.format import HEADER, read_record
+from recollect.durability.journal_payload import Payload, read_all
+from recollect.errors import JournalError, SnapshotError
+from recollect.ragged import Ragged
+from recollect.schema import Rows, Schema
+
+Array = NDArray[Any]
+Keys = NDArray[np.uint64]
+
+NO_KEYS = np.zeros(0, np.uint64)
+NO_VALUES = np.zeros(0, np.float64)
+NO_ROWS = np.zeros(0, np.int32)
+LARGE = 1 << 20  # bytes of a batch that is not copied once more
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+# What happened. Those of tables are effects; the last four are no effects and have no number.
+INSERTED, REMOVED, UPDATED, AMENDED = "inserted", "removed", "updated", "amended"
+LEASED, RETURNED, ARCHIVED, COLUMNS = "leased", "returned", "archived", "columns"
+STEPS, WEIGHED, CLEARED = "steps", "weighed", "cleared"
+SAMPLED, BLOBS, STATE, RESTARTED = "sampled", "blobs", "state", "restarted"
+MARK = "mark"  # where a snapshot was captured: never written, but nothing is merged across it
+
+
+class Entry:
+    """One thing that happened to a member.
+
+    `position` counts what a member has told its journal; `number` is the effect's own.
+    """
+
+    __slots__ = (
+        "about", "at", "blobs", "keys", "kind", "late", "member", "nbytes", "number", "payload",
+        "per_item", "position", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        member: int,
+        position: int,
+        *,
+        number: int = 0,
+        keys: Keys = NO_KEYS,
+        values: Array = NO_VALUES,  # priorities; how often each key was sampled
+        per_item: NDArray[np.int32] = NO_ROWS,
+        at: float = 0.0,
+        about: Mapping[str, Any] | None = None,
+        payload: Payload | None = None,
+        late: Payload | None = None,  # rows of items stored again; final observations of steps
+        blobs: Mapping[str, bytes] | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        self.kind, self.member, self.position, self.number = kind, member, position, number
+        self.keys, self.values, self.per_item, self.at = keys, values, per_item, at
+        self.about, self.payload, self.late, self.blobs = about, payload, late, blobs
+        self.nbytes = nbytes
+
+
+# -- writing --------------------------------------------------------------------------------------
+def encode(number: int, entries: Sequence[Entry]) -> list[Any]:
+    """A record of these entries, as pieces of bytes; `number` counts records."""
+    members: dict[int, list[Entry]] = {}
+    for entry in entries:
+        members.setdefault(entry.member, []).append(entry)
+    streams: list[tuple[str, list[Any]]] = []
+    for member, told in members.items():
+        merged = _merged(told)
+        if not merged:
+            continue
+        streams.append((f"{member}.effects", _stream(_effects(merged))))
+        payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
+        for place, batch in enumerate(read_all(payloads)):
+            arrow = batch.to_arrow()
+            streams.append((f"{member}.rows.{place}", _stream(arrow.rows)))
+            if arrow.shared is not None:
+                streams.append((f"{member}.shared.{place}", _stream(arrow.shared)))
+        late = [(e.late, e.nbytes) for e in merged if e.late is not None]
+        for place, batch in enumerate(read_all(late)):
+            streams.append((f"{member}.late.{place}", _stream(batch.to_arrow().rows)))
+        blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
+        if blobs:
+            streams.append((f"{member}.blobs", _stream(_blobs(blobs))))
+    listed = [(name, sum(len(piece) for piece in pieces)) for name, pieces in streams]
+    text = json.dumps({"number": number, "sections": listed}, separators=(",", ":")).encode()
+    head = HEADER.pack(len(text)) + text
+    record: list[Any] = [head + bytes(-len(head) % 8)]
+    for (_, pieces), (_, size) in zip(streams, listed, strict=True):
+        record += [*pieces, bytes(-size % 8)]
+    return record
+
+
+def _merged(entries: Sequence[Entry]) -> list[Entry]:
+    """Samples add up: they are told once, at the end or before the next mark."""
+    kept: list[Entry] = []
+    drawn: list[Entry] = []
+    for entry in entries:
+        if entry.kind == SAMPLED:
+            drawn.append(entry)
+            continue
+        if entry.kind in (MARK, STATE) and drawn:
+            kept.append(_added_up(drawn))
+            drawn = []
+        if entry.kind != MARK:
+            kept.append(entry)
+    if drawn:
+        kept.append(_added_up(drawn))
+    return kept
+
+
+def _added_up(drawn: Sequence[Entry]) -> Entry:
+    keys, times = np.unique(np.concatenate([entry.keys for entry in drawn]), return_counts=True)
+    last = drawn[-1]
+    return Entry(
+        SAMPLED, last.member, last.position, number=last.number, keys=keys,
+        values=times.astype(np.float64),
+    )  # fmt: skip
+
+
+def _effects(entries: Sequence[Entry]) -> Any:
+    """A row per entry."""
+    about = [None if e.about is None else json.dumps(e.about, default=plain) for e in entries]
+    columns = {
+        "kind": pa.array([entry.kind for entry in entries], pa.string()),
+        "position": np.array([entry.position for entry in entries], np.int64),
+        "number": np.array([entry.number for entry in entries], np.int64),
+        "at": np.array([entry.at for entry in entries], np.float64),
+        "keys": _lists([entry.keys for entry in entries], np.uint64),
+        "values": _lists([entry.values for entry in entries], np.float64),
+        "per_item": _lists([entry.per_item for entry in entries], np.int32),
+        "about": pa.array(about, pa.large_string()),
+    }
+    arrays = [pa.array(c) if isinstance(c, np.ndarray) else c for c in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
+
+
+def plain(value: Any) -> Any:
+    """What JSON does not know: arrays of fields. NaN is null, as an absent value is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            return [None if v != v else v for v in value.tolist()]
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _lists(arrays: Sequence[Array], dtype: Any) -> Any:
+    offsets = np.zeros(len(arrays) + 1, np.int64)
+    np.cumsum([array.size for array in arrays], out=offsets[1:])
+    values = np.concatenate(arrays).astype(dtype, copy=False)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _blobs(blobs: Mapping[str, bytes]) -> Any:
+    values = pa.array(list(blobs.values()), pa.large_binary())
+    return pa.record_batch([pa.array(list(blobs)), values], ["name", "blob"])
+
+
+def _stream(batch: Any) -> list[Any]:
+    """A record batch as an Arrow IPC stream, in pieces; those of a large one are not copied."""
+    if batch.nbytes < LARGE:
+        return [memoryview(batch.schema.serialize()), memoryview(batch.serialize()), END_OF_STREAM]
+    pieces = Pieces()
+    with pa.ipc.new_stream(pieces, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pieces.pieces
+
+
+class Pieces:
+    """A file, as far as Arrow is concerned, that only remembers what was written into it."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+
+    def write(self, data: Any) -> int:
+        self.pieces.append(memoryview(data))
+        return len(self.pieces[-1])
+
+    def flush(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+# -- reading --------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Told:
+    """One thing that happened to a member, as it was read."""
+
+    kind: str
+    position: int
+    number: int
+    keys: Keys
+    values: NDArray[np.float64]
+    per_item: NDArray[np.int32]
+    at: float
+    about: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Section:
+    """What a record tells of one member."""
+
+    effects: list[Told]
+    rows: Cursor
+    shared: Cursor
+    late: Cursor
+    blobs: dict[str, bytes]
+
+
+class Cursor:
+    """Rows of payload, handed out in the order in which they were written."""
+
+    def __init__(self, batches: Sequence[Columns]) -> None:
+        self._batches = deque(batches)
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many rows may be taken at once."""
+        while self._batches and self._at >= self._batches[0]._count():
+            self._batches.popleft()
+            self._at = 0
+        return self._batches[0]._count() - self._at if self._batches else 0
+
+    def take(self, count: int) -> Columns:
+        """The next rows; those of one effect are in one batch."""
+        if count > self.left:
+            raise JournalError("a record of the journal lacks rows that it tells of")
+        begin, self._at = self._at, self._at + count
+        return between(self._batches[0], begin, self._at)
+
+
+def between(columns: Columns, begin: int, end: int) -> Columns:
+    """Some rows, in memory of their own: kernels read arrays that are aligned and contiguous."""
+    if begin == 0 and end == columns._count() and columns.__class__ is Columns:
+        return columns  # made here before
+    found: dict[str, Any] = {}
+    for name, column in columns.columns.items():
+        part = column[begin:end]
+        if isinstance(part, Ragged):
+            values = np.array(part.values)
+            found[name] = Ragged._make(values, np.ascontiguousarray(part.offsets), part.kind)
+        else:
+            found[name] = np.array(part)
+    present = {n: np.array(flags[begin:end]) for n, flags in columns.present.items()}
+    return Columns._of(found, present or None)
+
+
+def rows_of(columns: Columns, schema: Schema) -> Rows:
+    """Columns as a storage wants them; a column that came later is absent."""
+    arrays = [columns.columns.get(name) for name in schema.columns]
+    present = columns.present
+    flags = [present.get(name) for name in schema.columns]
+    return Rows(columns._count(), arrays, flags, list(schema.columns))
+
+
+def decode(payload: memoryview) -> tuple[int, dict[int, Section]]:
+    """The number of a record, and what it tells of each member."""
+    try:
+        header, sections = read_record(payload)
+        members = sorted({int(name.partition(".")[0]) for name in sections})
+        return header["number"], {member: _section(member, sections) for member in members}
+    except (SnapshotError, KeyError, ValueError, pa.ArrowException) as error:
+        raise JournalError(f"a record of the journal cannot be read: {error}") from None
+
+
+def _section(member: int, sections: Mapping[str, Any]) -> Section:
+    blobs = {}
+    if f"{member}.blobs" in sections:
+        batch = sections[f"{member}.blobs"]
+        names = batch.column("name").to_pylist()
+        blobs = dict(zip(names, batch.column("blob").to_pylist(), strict=True))
+    return Section(
+        list(_told(sections[f"{member}.effects"])),
+        Cursor(_batches(sections, f"{member}.rows")),
+        Cursor(_batches(sections, f"{member}.shared")),
+        Cursor(_batches(sections, f"{member}.late")),
+        blobs,
+    )
+
+
+def _batches(sections: Mapping[str, Any], name: str) -> list[Columns]:
+    found: list[Columns] = []
+    while f"{name}.{len(found)}" in sections:
+        found.append(Batch.from_arrow(ArrowBatch(sections[f"{name}.{len(found)}"])))
+    return found
+
+
+def _told(batch: Any) -> Iterator[Told]:
+    plain_columns = {n: batch.column(n).to_pylist() for n in ("kind", "position", "number", "at")}
+    about = batch.column("about").to_pylist()
+    keys, values, rows = (_arrays(batch.column(n)) for n in ("keys", "values", "per_item"))
+    for place, text in enumerate(about):
+        yield Told(
+            plain_columns["kind"][place],
+            plain_columns["position"][place],
+            plain_columns["number"][place],
+            keys[place],
+            values[place],
+            rows[place],
+            plain_columns["at"][place],
+            {} if text is None else json.loads(text),
+        )
+
+
+def _arrays(column: Any) -> list[Array]:
+    offsets = column.offsets.to_numpy()
+    values = np.array(column.values.to_numpy())
+    return [values[offsets[i] : offsets[i + 1]] for i in range(len(column))]

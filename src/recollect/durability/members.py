@@ -1,0 +1,175 @@
+"""What a snapshot can hold under one name: a table, or what is built on tables.
+
+A member knows its lock, how its state is captured and put back, and the ledger of what is on
+disk. `RolloutBuffer` and `ReplayBuffer` have members of their own, which `member_of` asks them for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from recollect.batch import Batch
+from recollect.durability.ledger import Ledger
+from recollect.durability.state import (
+    capture_table,
+    check_alike,
+    in_memory,
+    reset_table,
+    restore_table,
+)
+from recollect.errors import InvalidValue, SnapshotError, shown
+from recollect.storage.capture import Capture, Pages, Saved, finish
+from recollect.table import Table
+
+KINDS = {"items": "a table", "rollouts": "a rollout buffer", "steps": "a replay buffer"}
+
+
+@dataclass
+class Captured:
+    """A member at one moment: its entry in the manifest, its items, and blobs by name."""
+
+    entry: dict[str, Any]
+    items: Capture
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class Member(Protocol):
+    """Something that a snapshot holds under a name. What it does, it does under its lock."""
+
+    ledger: Ledger | None
+
+    @property
+    def checkpoint(self) -> bool:
+        """Whether snapshots include it."""
+        ...
+
+    @property
+    def saving(self) -> threading.Lock:
+        """Held while a snapshot of it is written."""
+        ...
+
+    @property
+    def journaled(self) -> bool:
+        """Whether a load rewinds it; else it must be empty."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Any]: ...
+
+    def touch(self) -> None:
+        """Without the lock: have memory ready for `capture`."""
+        ...
+
+    def capture(self) -> Captured: ...
+
+    def finish(self, captured: Captured) -> None:
+        """Without the lock: what of a capture can wait."""
+        ...
+
+    def check(self, entry: Mapping[str, Any], where: str) -> None:
+        """Raise unless a saved state fits."""
+        ...
+
+    def restore(
+        self,
+        entry: Mapping[str, Any],
+        saved: Saved,
+        batches: Iterable[Batch],
+        blobs: Mapping[str, bytes],
+    ) -> int:
+        """Put a saved state in the place of what is there; returns how many items did not fit."""
+        ...
+
+    def reset(self) -> None:
+        """Back to what was just made."""
+        ...
+
+
+class TableMember:
+    """A table in memory."""
+
+    kind = "items"
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self._pages = Pages()
+
+    @property
+    def checkpoint(self) -> bool:
+        return self.table.checkpoint
+
+    @property
+    def saving(self) -> threading.Lock:
+        return in_memory(self.table).saving
+
+    @property
+    def ledger(self) -> Ledger | None:
+        ledger: Ledger | None = in_memory(self.table).ledger
+        return ledger
+
+    @ledger.setter
+    def ledger(self, ledger: Ledger | None) -> None:
+        in_memory(self.table).ledger = ledger
+
+    @property
+    def journaled(self) -> bool:
+        return getattr(self.table, "_journal", None) is not None
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self.table._transaction()
+
+    def touch(self) -> None:
+        self._pages.touch(in_memory(self.table))
+
+    def capture(self) -> Captured:
+        entry, items = capture_table(self.table, self._pages)
+        return Captured({"kind": self.kind, **entry}, items)
+
+    def finish(self, captured: Captured) -> None:
+        finish(captured.items)
+
+    def check(self, entry: Mapping[str, Any], where: str) -> None:
+        check_kind(self.kind, entry, f"{where}: table {self.table.name!r}")
+        if len(in_memory(self.table)) and not self.journaled:
+            raise SnapshotError(
+                f"table {self.table.name!r} is not empty; load {where} into a new store"
+            )
+        check_alike(self.table, entry, where)
+
+    def restore(
+        self,
+        entry: Mapping[str, Any],
+        saved: Saved,
+        batches: Iterable[Batch],
+        blobs: Mapping[str, bytes],
+    ) -> int:
+        return restore_table(self.table, entry, saved, batches)
+
+    def reset(self) -> None:
+        reset_table(self.table)
+
+
+def check_kind(kind: str, entry: Mapping[str, Any], where: str) -> None:
+    """Raise unless something was saved from what it is loaded into."""
+    if entry["kind"] != kind:
+        saved = KINDS.get(entry["kind"], repr(entry["kind"]))
+        raise SnapshotError(
+            f"{where} was saved as {saved} and this is {KINDS[kind]}; load it into what it was "
+            "saved from"
+        )
+
+
+def member_of(target: Any) -> Member:
+    """The member that a table or a buffer is."""
+    if isinstance(target, Table):
+        if target._owner is None:
+            return TableMember(target)
+        target = target._owner
+    make = getattr(target, "_member", None)
+    if make is None:
+        raise InvalidValue(f"expected a table or a buffer to save or load, got {shown(target)}")
+    member: Member = make()
+    return member

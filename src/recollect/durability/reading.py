@@ -1,0 +1,450 @@
+"""Reading snapshots: opening, verifying, and putting them into tables and buffers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recollect.arrow import ArrowBatch
+from recollect.batch import Batch
+from recollect.durability.arrays import OnDisk, put_together, summed
+from recollect.durability.files import LOCAL, Files, digests
+from recollect.durability.ledger import Known, Ledger
+from recollect.durability.manifest import MANIFEST, find_snapshots, put_aside, read_manifest
+from recollect.durability.members import Member, member_of
+from recollect.durability.progress import bar
+from recollect.durability.segments import Segments
+from recollect.durability.writing import named_files, patches
+from recollect.errors import SnapshotError
+from recollect.kernels.layout import COUNTER_MASK
+from recollect.storage.capture import FIXED, Saved, absent_value
+
+log = logging.getLogger("recollect")
+
+Ints = NDArray[np.int64]
+Array = NDArray[Any]
+
+_NEVER_CHANGE = set(FIXED) - {"revision"}  # while an item's rows stay as they are
+CHUNK = 1 << 16  # rows that are read together where places are given
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load did."""
+
+    path: Path
+    step: int | None
+    state: Mapping[str, Any]
+    evicted: Mapping[str, int] = field(default_factory=dict)  # by table: items that did not fit
+    others: Mapping[str, Path] = field(default_factory=dict)  # files of others, by name
+
+
+class Snapshot:
+    """A snapshot on disk. Opening it reads the manifest and nothing else."""
+
+    def __init__(self, path: str | os.PathLike[str], files: Files = LOCAL) -> None:
+        self.path = Path(path)
+        self.files = files
+        self.manifest = read_manifest(self.path, files)
+        self.segments = Segments(self.path, files)
+
+    @property
+    def kind(self) -> str:
+        kind: str = self.manifest["kind"]
+        return kind
+
+    @property
+    def step(self) -> int | None:
+        return self.manifest.get("step")
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was saved beside the tables."""
+        state: dict[str, Any] = self.manifest["state"]
+        return state
+
+    @property
+    def tables(self) -> list[str]:
+        return list(self.manifest["tables"])
+
+    @property
+    def others(self) -> dict[str, Path]:
+        """Files of others, by name."""
+        return {name: self.path / name for name in self.manifest["others"]}
+
+    def entry(self, table: str) -> dict[str, Any]:
+        """What the manifest says of a table."""
+        try:
+            entry: dict[str, Any] = self.manifest["tables"][table]
+        except KeyError:
+            there = ", ".join(self.tables) or "none"
+            raise SnapshotError(f"{self.path} has no table {table!r}; it has {there}") from None
+        return entry
+
+    # -- items ------------------------------------------------------------------------------------
+    def saved(self, table: str) -> Saved:
+        """The state of a table, without rows; its items segment by segment."""
+        entry = self.entry(table)
+        return self._saved(entry, [self._columns(segment) for segment in entry["segments"]])
+
+    def _saved(self, entry: Mapping[str, Any], columns: list[dict[str, Array]]) -> Saved:
+        alive = [self._alive(segment) for segment in entry["segments"]]
+        items = _joined(entry["segments"], columns, alive)
+        arrays = {name: self._array(array) for name, array in entry["arrays"].items()}
+        return Saved(entry["numbers"], items, arrays)
+
+    def _columns(self, segment: Mapping[str, Any]) -> dict[str, Array]:
+        """The fields of a segment's items, those that have gone included."""
+        count = segment["count"]
+        columns = self.segments.columns(segment["items"], count)
+        for name, ref in segment["changed"].items():
+            columns[name] = self.segments.array(ref, count)
+        return columns
+
+    def _alive(self, segment: Mapping[str, Any]) -> NDArray[np.bool_] | None:
+        if segment["alive"] is None:
+            return None
+        bits = self.segments.array(segment["alive"], (segment["count"] + 7) // 8)
+        return np.unpackbits(bits, count=segment["count"], bitorder="little").view(np.bool_)
+
+    def _array(self, array: Mapping[str, Any]) -> Array:
+        places = values = None
+        if array["patch"]:
+            places, values = (self._piece(array["patch"][name]) for name in ("places", "values"))
+        return put_together(array["size"], array["dtype"], self._base(array), places, values)
+
+    def _base(self, array: Mapping[str, Any]) -> Array:
+        """What the blocks of an array hold."""
+        pieces = [summed(self._piece(ref)) for ref in array["blocks"]]
+        return np.concatenate(pieces) if pieces else np.zeros(0, array["dtype"])
+
+    def _piece(self, ref: list[Any]) -> Array:
+        return self.segments.array(ref[:3], ref[3])
+
+    def blobs(self, table: str) -> dict[str, bytes]:
+        """Blobs by name."""
+        blobs: dict[str, bytes] = {}
+        for ref in self.entry(table).get("blobs", []):
+            batch = self.segments.batch(ref)
+            names, values = batch.column("name").to_pylist(), batch.column("blob").to_pylist()
+            blobs.update(zip(names, values, strict=True))
+        return blobs
+
+    # -- rows -------------------------------------------------------------------------------------
+    def rows(self, table: str, places: Ints | None = None) -> Iterator[Batch]:
+        """The rows and shared cells of items, some at a time.
+
+        In the order of `saved(table).items`, or, given places in it, in the order of the places.
+        """
+        segments = self.entry(table)["segments"]
+        if places is None:
+            for segment in segments:
+                yield from self._rows_of(segment)
+            return
+        firsts = np.cumsum([0] + [segment["live"] for segment in segments])
+        for begin in range(0, places.size, CHUNK):
+            yield self._rows_at(segments, firsts, places[begin : begin + CHUNK])
+
+    def _rows_of(self, segment: Mapping[str, Any]) -> Iterator[Batch]:
+        """The rows of a segment's live items, a record batch at a time."""
+        alive = self._alive(segment)
+        counts = None if alive is None else self._row_counts(segment)
+        shared = self.segments.batches(segment["shared"]) if segment["shared"] else None
+        done = 0
+        for number, rows in enumerate(self.segments.batches(segment["rows"])):
+            cells = None if shared is None else shared[number]
+            if alive is None or counts is None:
+                yield Batch.from_arrow(ArrowBatch(rows, cells, None))
+                continue
+            upto = done + _items_in(counts[done:], rows.num_rows)
+            here = alive[done:upto]
+            if here.any():
+                kept = np.flatnonzero(np.repeat(here, counts[done:upto]))
+                rows = rows if here.all() else rows.take(pa.array(kept))
+                if cells is not None and not here.all():
+                    cells = cells.take(pa.array(np.flatnonzero(here)))
+                yield Batch.from_arrow(ArrowBatch(rows, cells, None))
+            done = upto
+
+    def _row_counts(self, segment: Mapping[str, Any]) -> Array:
+        columns = self.segments.columns(segment["items"], segment["count"])
+        if "rows" not in columns:
+            return np.ones(segment["count"], np.int64)
+        counts: Array = columns["rows"].astype(np.int64)
+        return counts
+
+    def _rows_at(self, segments: list[Any], firsts: Ints, places: Ints) -> Batch:
+        """The rows of items at some places: taken segment by segment, then put in order."""
+        of = np.searchsorted(firsts, places, side="right") - 1
+        rows, shared, lengths, order = [], [], [], []
+        for number in np.unique(of).tolist():
+            segment = segments[number]
+            wanted = np.flatnonzero(of == number)
+            items = places[wanted] - firsts[number]
+            alive = self._alive(segment)
+            if alive is not None:
+                items = np.flatnonzero(alive)[items]
+            counts = self._row_counts(segment)
+            ends = np.cumsum(counts)
+            table = pa.Table.from_batches(self.segments.batches(segment["rows"]))
+            rows.append(table.take(pa.array(_ranges(ends[items] - counts[items], counts[items]))))
+            if segment["shared"]:
+                cells = pa.Table.from_batches(self.segments.batches(segment["shared"]))
+                shared.append(cells.take(pa.array(items)))
+            lengths.append(counts[items])
+            order.append(wanted)
+        per_item, back = np.concatenate(lengths), np.argsort(np.concatenate(order))
+        starts = np.cumsum(per_item) - per_item
+        take = pa.array(_ranges(starts[back], per_item[back]))
+        joined = pa.concat_tables(rows, promote_options="default").take(take)
+        cells = None
+        if shared:
+            cells = pa.concat_tables(shared, promote_options="default").take(pa.array(back))
+        return Batch.from_arrow(ArrowBatch(joined, cells, None))
+
+    # -- checks -----------------------------------------------------------------------------------
+    def check_files(self, progress: bool | None = None, *, others: bool = False) -> None:
+        """Compare every segment with its length and checksum; raises and names what is wrong."""
+        named = dict(self.manifest["files"])
+        if others:
+            named.update(self.manifest["others"])
+        for name, entry in {**named, **self.manifest["others"]}.items():
+            path = self.path / name
+            try:
+                size = self.files.size(path)
+            except FileNotFoundError:
+                raise SnapshotError(f"{path} is missing; the snapshot cannot be used") from None
+            if size != entry["bytes"]:
+                raise SnapshotError(
+                    f"{path} is damaged: it has {size} bytes and {entry['bytes']} were written"
+                )
+        with bar("check", sum(e["bytes"] for e in named.values()), progress) as told:
+            found = digests([self.segments.data(name) for name in named], told)
+        for name, checksum in zip(named, found, strict=True):
+            if checksum != named[name]["xxh3"]:
+                raise SnapshotError(
+                    f"{self.path / name} is damaged: its checksum is not what was written"
+                )
+
+    def verify(self, progress: bool | None = None) -> dict[str, int]:
+        """Check every checksum and every count; returns how many files, items and rows."""
+        self.check_files(progress, others=True)
+        items = rows = 0
+        for name in self.tables:
+            entry, saved = self.entry(name), self.saved(name)
+            keys = saved.items["key"]
+            self._expect(name, "items", entry["items"], keys.size)
+            self._expect(name, "different keys", keys.size, np.unique(keys).size)
+            for segment in entry["segments"]:
+                alive = self._alive(segment)
+                live = segment["count"] if alive is None else int(alive.sum())
+                self._expect(segment["rows"], "live items", segment["live"], live)
+                stored = sum(b.num_rows for b in self.segments.batches(segment["rows"]))
+                self._expect(segment["rows"], "rows", segment["row_count"], stored)
+                if alive is None:
+                    counted = int(self._row_counts(segment).sum())
+                    self._expect(segment["rows"], "rows of its items", counted, stored)
+                rows += stored
+            items += keys.size
+        files = len(self.manifest["files"]) + len(self.manifest["others"])
+        return {"files": files, "items": items, "rows": rows}
+
+    def _expect(self, where: str, what: str, expected: int, found: int) -> None:
+        if expected != found:
+            raise SnapshotError(
+                f"{self.path / MANIFEST}: {where} has {found} {what} and should have {expected}"
+            )
+
+
+def _joined(
+    segments: list[Any], columns: list[dict[str, Array]], alive: list[Array | None]
+) -> dict[str, Array]:
+    """The live items of all segments; columns that one of them has not are filled in."""
+    names: dict[str, Any] = {}
+    for some in columns:
+        for name, array in some.items():
+            names.setdefault(name, array.dtype)
+    items: dict[str, Array] = {}
+    for name, dtype in names.items():
+        pieces = []
+        for segment, some, here in zip(segments, columns, alive, strict=True):
+            array = some[name] if name in some else _filled(name, dtype, segment, some)
+            pieces.append(array if here is None else array[here])
+        items[name] = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+    if "key" not in items:
+        items = {"key": np.zeros(0, np.uint64), "slot": np.zeros(0, np.int64)}
+        items.update(times_sampled=np.zeros(0, np.int32), priority=np.zeros(0))
+        items["inserted_at"] = np.zeros(0)
+    items["slot"] = items["slot"].astype(np.int64)
+    return items
+
+
+def _filled(name: str, dtype: Any, segment: Mapping[str, Any], some: dict[str, Array]) -> Array:
+    """A column that came after a segment was written."""
+    if name == "seq":
+        return (some["key"] & np.uint64(COUNTER_MASK)).astype(np.int64)
+    if name == "nbytes":
+        rows = some.get("rows", np.ones(segment["count"], np.int64))
+        sizes: Array = rows.astype(np.int64) * segment["row_bytes"]
+        return sizes
+    return np.full(segment["count"], absent_value(name, dtype), dtype)
+
+
+def _items_in(counts: Array, rows: int) -> int:
+    return int(np.searchsorted(np.cumsum(counts), rows, side="right"))
+
+
+def _ranges(starts: Ints, counts: Ints) -> Ints:
+    """start, start + 1, ... for each start, so many as its count."""
+    ends = np.cumsum(counts)
+    steps = np.repeat(starts - (ends - counts), counts)
+    ranges: Ints = steps + np.arange(ends[-1] if ends.size else 0)
+    return ranges
+
+
+# Loading
+
+
+def open_snapshot(
+    path: str | os.PathLike[str], *, step: int | None = None, files: Files = LOCAL
+) -> Snapshot:
+    """Open a snapshot, or the latest in a folder of them, or the one of a step."""
+    folder = Path(os.path.abspath(path))
+    if files.exists(folder / MANIFEST):
+        snapshot = Snapshot(folder, files)
+        if step is None or snapshot.step == step:
+            return snapshot
+        raise SnapshotError(f"{folder} is of step {snapshot.step}, and step {step} is asked for")
+    old = put_aside(folder, files)
+    if old is not None and not files.exists(folder):
+        return Snapshot(old, files)
+    found = find_snapshots(folder, files)
+    if not found:
+        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
+    if step is None:
+        return Snapshot(found[-1].path, files)
+    for one in reversed(found):
+        if one.step == step:
+            return Snapshot(one.path, files)
+    steps = ", ".join(str(one.step) for one in found)
+    raise SnapshotError(f"{folder} has no snapshot of step {step}; there are {steps}")
+
+
+def load_snapshot(
+    path: str | os.PathLike[str],
+    members: Mapping[str, Any],
+    *,
+    step: int | None = None,
+    progress: bool | None = None,
+    files: Files = LOCAL,
+) -> Loaded:
+    """Put a snapshot into the tables and buffers of the same names, exactly as they were.
+
+    They must be empty, or journaled: those are rewound. All of it is checked before anything
+    changes. Where a table is smaller now, its remover evicts what does not fit.
+    """
+    snapshot = open_snapshot(path, step=step, files=files)
+    if snapshot.kind == "shards":
+        raise SnapshotError(
+            f"{snapshot.path} is a checkpoint of {snapshot.state['world_size']} shards; load it "
+            "with rc.load_shards, on any number of ranks"
+        )
+    targets = {name: members[name] for name in snapshot.tables if name in members}
+    missing = sorted(set(snapshot.tables) - set(members))
+    if missing:
+        raise SnapshotError(
+            f"{snapshot.path}: it has a table {missing[0]!r} that this store has not; the store "
+            f"has {', '.join(members)}"
+        )
+    wanted = {name: member_of(target) for name, target in sorted(targets.items())}
+    for name, member in wanted.items():
+        member.check(snapshot.entry(name), str(snapshot.path))
+    snapshot.check_files(progress)
+    evicted = {}
+    total = sum(snapshot.entry(name)["nbytes"] for name in wanted)
+    with ExitStack() as stack:
+        rewound = None
+        if any(member.journaled for member in wanted.values()):
+            from recollect.durability.journal import rewinding
+
+            rewound = stack.enter_context(rewinding(list(targets.values())))
+        for member in wanted.values():
+            stack.enter_context(member.saving)
+        told = stack.enter_context(bar("load", total, progress))
+        for member in wanted.values():
+            stack.enter_context(member.transaction())
+        for name, member in wanted.items():
+            member.check(snapshot.entry(name), str(snapshot.path))  # nobody was in between
+            gone = _restore(snapshot, name, member, told)
+            if gone:
+                evicted[name] = gone
+                log.warning(
+                    "%s: table %r holds less now, and %d of its %d items were evicted",
+                    snapshot.path, name, gone, snapshot.entry(name)["items"],
+                )  # fmt: skip
+        if rewound is not None:
+            rewound()
+    snapshot.segments.close()
+    return Loaded(snapshot.path, snapshot.step, snapshot.state, evicted, snapshot.others)
+
+
+def _restore(snapshot: Snapshot, name: str, member: Member, told: Any) -> int:
+    entry = snapshot.entry(name)
+    columns = [snapshot._columns(segment) for segment in entry["segments"]]
+    saved = snapshot._saved(entry, columns)
+
+    def batches() -> Iterator[Batch]:
+        for batch in snapshot.rows(name):
+            yield batch
+            told(sum(column.nbytes for column in batch.columns.values()))
+
+    gone = member.restore(entry, saved, batches(), snapshot.blobs(name))
+    member.ledger = ledger_of(snapshot, entry, columns, saved)
+    return gone
+
+
+def ledger_of(
+    snapshot: Snapshot, entry: Mapping[str, Any], columns: list[dict[str, Array]], saved: Saved
+) -> Ledger:
+    """What is on disk, so that the save after a load writes only what changed since."""
+    slots = saved.numbers["slots"]
+    place = np.full(slots, -1, np.int64)
+    known = []
+    for number, (segment, some) in enumerate(zip(entry["segments"], columns, strict=True)):
+        here = some["slot"].astype(np.int64)
+        places = (np.int64(number) << 32) | np.arange(here.size)
+        alive = snapshot._alive(segment)
+        if alive is None:
+            place[here] = places
+        else:
+            place[here[alive]] = places[alive]
+        known.append(Known(segment, here, some.get("rows")))
+    by_slot = {}
+    own = saved.items["slot"]
+    for name, values in saved.items.items():
+        if own.size and name not in ("slot", "inserted_at", *_NEVER_CHANGE):
+            by_slot[name] = np.zeros(slots, values.dtype)
+            by_slot[name][own] = values
+    arrays = {
+        name: OnDisk(snapshot._base(array), list(array["blocks"]))
+        for name, array in entry["arrays"].items()
+    }
+    blobs = {}
+    for ref in entry["blobs"]:
+        names = snapshot.segments.batch(ref).column("name").to_pylist()
+        blobs.update(dict.fromkeys(names, ref))
+    files = snapshot.manifest["files"]
+    return Ledger(
+        str(snapshot.path), {name: files[name] for name in named_files(entry)}, known,
+        by_slot.pop("key", np.zeros(slots, np.uint64)), by_slot.pop("revision", None), place,
+        by_slot, arrays, patches(entry), blobs,
+    )  # fmt: skip
