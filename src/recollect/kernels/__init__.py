@@ -51,9 +51,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import rows, tokens
+    from recollect.kernels import packing, rows, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens)
+    return SimpleNamespace(packing=packing, rows=rows, tokens=tokens)
 
 
 FAMILIES: dict[str, Callable[[], Any]] = {"tables": _tables, "steps": _steps, "tokens": _tokens}

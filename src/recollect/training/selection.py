@@ -222,11 +222,6 @@ class Selection:
         return self.any_segment(self.says("finish_reason", "length"))
 
     @cached_property
-    def stopped(self) -> Flags:
-        """Which trajectories ended by themselves."""
-        return self.says("finish_reason", "stop")[self._last]
-
-    @cached_property
     def trajectory_lengths(self) -> Ints:
         """Response tokens of each trajectory."""
         return self.total(self.lengths).astype(np.int64)
