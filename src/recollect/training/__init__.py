@@ -26,13 +26,17 @@ from recollect.training.importance import (
     TruncatedRatio,
     importance,
 )
+from recollect.training.metrics import Window, stored, trained
+from recollect.training.packing import Pack, Packed, pack
 from recollect.training.selection import Selection, select
+from recollect.training.sinks import DictSink, PrometheusSink, Sink, TensorBoardSink
 
 __all__ = [
     "Advantage",
     "Advantages",
     "Centered",
     "Correction",
+    "DictSink",
     "Filter",
     "Filtered",
     "Grpo",
@@ -41,14 +45,23 @@ __all__ = [
     "MaskedRatio",
     "NoSpread",
     "Opo",
+    "Pack",
+    "Packed",
     "PassAtK",
+    "PrometheusSink",
     "RewardRange",
     "Rloo",
     "Selection",
+    "Sink",
+    "TensorBoardSink",
     "Truncated",
     "TruncatedRatio",
+    "Window",
     "advantages",
     "apply_filters",
     "importance",
+    "pack",
     "select",
+    "stored",
+    "trained",
 ]
