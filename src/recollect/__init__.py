@@ -4,8 +4,10 @@
 >>> table = rc.Table("replay", capacity=100_000, sampler=rc.Prioritized())
 """
 
+from importlib import import_module as _import_module
 from importlib.metadata import PackageNotFoundError as _NotInstalled
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from recollect import errors
 from recollect.arrow import ArrowBatch
@@ -68,6 +70,17 @@ from recollect.selectors import (
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
+
+if _TYPE_CHECKING:
+    from recollect import training
+
+
+def __getattr__(name: str) -> object:
+    """`rc.training` is imported when it is first used: a buffer of steps needs none of it."""
+    if name == "training":
+        return _import_module("recollect.training")
+    raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+
 
 try:
     __version__ = _version("recollect")
@@ -141,4 +154,5 @@ __all__ = [
     "load_minari",
     "mix",
     "parse",
+    "training",
 ]

@@ -10,6 +10,7 @@ from recollect.training.advantages import (
     Rloo,
     advantages,
 )
+from recollect.training.drawing import Mode, Queue, Replay
 from recollect.training.filters import (
     Filter,
     Filtered,
@@ -28,14 +29,17 @@ from recollect.training.importance import (
 )
 from recollect.training.metrics import Window, stored, trained
 from recollect.training.packing import Pack, Packed, pack
+from recollect.training.preparation import DataPreparation, Packing
 from recollect.training.selection import Selection, select
 from recollect.training.sinks import DictSink, PrometheusSink, Sink, TensorBoardSink
+from recollect.training.steps import RankBatch
 
 __all__ = [
     "Advantage",
     "Advantages",
     "Centered",
     "Correction",
+    "DataPreparation",
     "DictSink",
     "Filter",
     "Filtered",
@@ -43,12 +47,17 @@ __all__ = [
     "Importance",
     "Length",
     "MaskedRatio",
+    "Mode",
     "NoSpread",
     "Opo",
     "Pack",
     "Packed",
+    "Packing",
     "PassAtK",
     "PrometheusSink",
+    "Queue",
+    "RankBatch",
+    "Replay",
     "RewardRange",
     "Rloo",
     "Selection",

@@ -257,7 +257,7 @@ def _written(
 
 def _plain(values: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """As kernels want it: contiguous, of one dtype, and writable, though nobody writes it."""
-    return np.require(values, dtype, "CW")
+    return np.require(values, dtype, ["C", "W"])
 
 
 def _advantage_of_rows(selection: Selection, given: Any) -> Floats:

@@ -69,6 +69,22 @@ class Selection:
             self.weights if weights is None else weights,
         )
 
+    def of_groups(self, wanted: Flags) -> Selection:
+        """The rollouts of some groups only."""
+        rows = wanted[self.group]
+        batch = self.batch
+        arrays = {
+            name: array[wanted]
+            for name, array in batch.info._arrays().items()
+            if name != "row_offsets"
+        }
+        arrays["row_offsets"] = offsets_of(np.diff(self.row_offsets)[wanted])
+        columns = {name: column[rows] for name, column in batch.columns.items()}
+        present = {name: flags[rows] for name, flags in batch.present.items()}
+        info = Info(arrays, batch.info.table_size, batch.info.lease)
+        part = Batch._make(columns, info, None, present)
+        return Selection(part, self.keep[rows], self.weights[rows])
+
     # -- rows -----------------------------------------------------------------------------------
     @property
     def rows(self) -> int:
