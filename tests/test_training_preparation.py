@@ -96,7 +96,7 @@ def test_a_rank_that_dies_and_asks_again_gets_the_same() -> None:
         assert same(await preparation.get(1, 1), first)
         assert same(await preparation.get(0, 2), ahead)
         await preparation.confirm(1, 1)
-        with pytest.raises(rc.InvalidValue, match="step 1 was confirmed by all ranks.*step 2"):
+        with pytest.raises(rc.InvalidValue, match=r"step 1 was confirmed by all ranks.*step 2"):
             await preparation.get(1, 1)
         assert same(await preparation.get(0, 2), ahead)
         await preparation.close()
