@@ -11,6 +11,7 @@ from bench.anatomy import Part
 from bench.figures import NOTHING
 from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
 from bench.journal import Cost
+from bench.packing import GROUP, MOST, MOST_SECONDS, RANKS, ROLLOUTS, Packing
 from bench.startup import Startup
 from bench.workloads import growth, w4_memory
 from bench.workloads.base import Against, Floor, Operation, Workload
@@ -241,6 +242,37 @@ def anatomy(parts: Sequence[Part]) -> Table:
     table.notes.append(
         "kernels are timed inside the calls, about 0.2 us of each is the clock; memory alone reads "
         "the same cache lines and copies the same rows, on one core, in loops that do nothing else"
+    )
+    return table
+
+
+def packing(found: Packing) -> Table:
+    """A train step packed by Recollect and by a loop, and what came out."""
+    title = f"Packing: {ROLLOUTS} rollouts, {found.tokens:,} tokens, to {RANKS} ranks"
+    table = Table(title, ["a step", "Recollect", "NumPy loop", "ratio", "must", "verdict"])
+    ours = statistics.median(found.ours)
+    inverse = [[1 / value for value in series] for series in (found.ours, found.loop)]
+    table.rows = [
+        [
+            "pack and collate",
+            figures.seconds(found.ours),
+            figures.seconds(found.loop),
+            figures.ratio(*inverse),
+            f"under {MOST_SECONDS * 1e3:g} ms",
+            figures.limit(ours, MOST_SECONDS),
+        ],
+        ["advantages", figures.seconds(found.advantages), *[NOTHING] * 4],
+        [
+            "largest load above the mean",
+            f"{found.imbalance:.2%}",
+            *[NOTHING] * 2,
+            "under 2%",
+            figures.limit(found.imbalance, 0.02),
+        ],
+    ]
+    table.notes.append(
+        f"groups of {GROUP}; packs of at most {MOST} tokens, {found.efficiency:.1%} of it used; "
+        "both make the same arrays, which is checked"
     )
     return table
 

@@ -77,6 +77,7 @@ from recollect.store import Store
 from recollect.table import Table
 
 if _typing.TYPE_CHECKING:
+    from recollect import training
     from recollect.storage.sql import SqlStorage
 
     __version__: str
@@ -159,15 +160,20 @@ __all__ = [
     "mix",
     "parse",
     "save_shard",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> _typing.Any:
     """Import what is heavy, or needs an optional package, when it is first asked for."""
+    import importlib
+
     if name == "SqlStorage":
         from recollect.storage.sql import SqlStorage
 
         return SqlStorage
+    if name == "training":
+        return importlib.import_module("recollect.training")
     if name == "__version__":
         from importlib import metadata
 

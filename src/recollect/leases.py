@@ -72,6 +72,10 @@ class Leases:
         """Take a lease out, to settle it."""
         return self._held.pop(self._id(lease))
 
+    def narrow(self, lease: Any, keys: NDArray[np.uint64]) -> None:
+        """Some of what a lease hides was settled by itself; these keys are left."""
+        self._held[self._id(lease)].keys = keys
+
     def end_all(self) -> None:
         """Forget every lease."""
         self._held.clear()

@@ -56,9 +56,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import groups, rows, tokens
+    from recollect.kernels import groups, packing, rows, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups, packing=packing)
 
 
 def _dealing() -> Any:

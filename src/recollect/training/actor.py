@@ -1,0 +1,161 @@
+"""A preparation as a Ray actor: producers put from anywhere, and each rank gets its share.
+
+What travels are groups and shares, by Ray's own encoding; arrays come out of its shared memory
+without a copy, and read-only. The actor is asynchronous: a rank that waits holds nobody up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recollect.config import Source, _load
+from recollect.errors import InvalidValue, shown
+from recollect.optional import optional
+from recollect.rollouts.group import Group
+from recollect.training.metrics import stored
+from recollect.training.preparation import DataPreparation
+from recollect.training.steps import RankBatch
+
+AT_ONCE = 10_000  # calls that may wait in the actor at the same time
+
+
+class PreparationActor:
+    """What runs in the actor's process. `start_actor` starts it."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._preparation = DataPreparation.from_config(config)
+
+    async def put(self, group: Group, version: int | None = None) -> int | None:
+        return await self._preparation.put(group, version=version)
+
+    async def get(self, rank: int, step: int) -> RankBatch:
+        return await self._preparation.get(rank, step)
+
+    async def confirm(self, rank: int, step: int) -> bool:
+        return await self._preparation.confirm(rank, step)
+
+    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
+        return await self._preparation.report(rank, step, rollout_ids, priority)
+
+    async def state(self) -> dict[str, Any]:
+        return await self._preparation.state()
+
+    async def restore(self, saved: Mapping[str, Any]) -> int:
+        return await self._preparation.restore(saved)
+
+    async def metrics(self) -> dict[str, float]:
+        return stored(self._preparation.buffer)
+
+    async def close(self) -> None:
+        await self._preparation.close()
+
+
+class RemotePreparation:
+    """The calls of `DataPreparation` on an actor. It may be sent to other tasks and actors.
+
+    Calls are coroutines; `sync` has them blocking. `handle` is the actor itself.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def put(self, group: Group, *, version: int | None = None) -> int | None:
+        found: int | None = await self._call("put", group, version)
+        return found
+
+    async def get(self, rank: int, step: int) -> RankBatch:
+        found: RankBatch = await self._call("get", rank, step)
+        return found
+
+    async def confirm(self, rank: int, step: int) -> bool:
+        found: bool = await self._call("confirm", rank, step)
+        return found
+
+    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
+        found: int = await self._call("report", rank, step, rollout_ids, priority)
+        return found
+
+    async def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = await self._call("state")
+        return found
+
+    async def restore(self, saved: Mapping[str, Any]) -> int:
+        found: int = await self._call("restore", saved)
+        return found
+
+    async def metrics(self) -> dict[str, float]:
+        """What the actor's buffer holds now (`buffer/...`)."""
+        found: dict[str, float] = await self._call("metrics")
+        return found
+
+    async def close(self) -> None:
+        await self._call("close")
+
+    async def _call(self, name: str, *arguments: Any) -> Any:
+        return await getattr(self.handle, name).remote(*arguments)
+
+    @property
+    def sync(self) -> BlockingRemotePreparation:
+        """The same calls, blocking."""
+        return BlockingRemotePreparation(self.handle)
+
+
+class BlockingRemotePreparation:
+    """The calls of `RemotePreparation` for programs without an event loop."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    def put(self, group: Group, *, version: int | None = None) -> int | None:
+        found: int | None = self._call("put", group, version)
+        return found
+
+    def get(self, rank: int, step: int) -> RankBatch:
+        found: RankBatch = self._call("get", rank, step)
+        return found
+
+    def confirm(self, rank: int, step: int) -> bool:
+        found: bool = self._call("confirm", rank, step)
+        return found
+
+    def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
+        found: int = self._call("report", rank, step, rollout_ids, priority)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("state")
+        return found
+
+    def restore(self, saved: Mapping[str, Any]) -> int:
+        found: int = self._call("restore", saved)
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        found: dict[str, float] = self._call("metrics")
+        return found
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return optional("ray").get(getattr(self.handle, name).remote(*arguments))
+
+
+def start_actor(config: Source, **options: Any) -> RemotePreparation:
+    """Start a preparation as a Ray actor, of a mapping or of the YAML file at a path.
+
+    Args:
+        config: As `DataPreparation.from_config` takes it. A file is read here.
+        options: Of Ray's `actor.options`, such as `name`, `num_cpus` or `lifetime`.
+    """
+    ray = optional("ray")
+    data = _load(config) if isinstance(config, str | os.PathLike) else config
+    if not isinstance(data, Mapping):
+        raise InvalidValue(f"config: expected a mapping or a path, got {shown(config)}")
+    DataPreparation.from_config(data)  # so that an error is raised here, and not in the actor
+    actor = ray.remote(PreparationActor)
+    return RemotePreparation(
+        actor.options(**{"max_concurrency": AT_ONCE, **options}).remote(dict(data))
+    )
