@@ -243,7 +243,7 @@ def discard(core: Core, leases: tuple[LeaseLike, ...], keys: Keys) -> Verb[int]:
     def attempt() -> int:
         gone = 0
         for lease in leases:
-            held = core.table._leases._held.get(lease.id)
+            held = core.table._leases.held().get(lease.id)
             if held is None:
                 continue
             dropped = np.isin(held.keys, keys)

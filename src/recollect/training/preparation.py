@@ -423,7 +423,7 @@ class DataPreparation:
         self._enter()
         core = self.buffer._core
         with core.table._transaction():
-            leases = core.table._leases._held
+            leases = core.table._leases.held()
             steps = []
             for step in self._steps.values():
                 held = [leases[lease.id].keys for lease in step.drawn.leases if lease.id in leases]
