@@ -9,7 +9,17 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import anatomy, environments, journal, machine, packing, report, startup, tables
+from bench import (
+    anatomy,
+    checkpoint,
+    environments,
+    journal,
+    machine,
+    packing,
+    report,
+    startup,
+    tables,
+)
 from bench.harness import FLOOR, OURS, REPOSITORY, Implementation, Outcomes, Settings, run
 from bench.tables import Table
 from bench.versions import PEERS, peer_named
@@ -31,6 +41,7 @@ STARTUP = "startup"
 ANATOMY = "anatomy"
 JOURNAL = "journal"
 PACKING = "packing"
+CHECKPOINT = "checkpoint"
 BEGAN = time.monotonic()
 
 
@@ -61,6 +72,8 @@ def main() -> None:
         made.append(tables.journaling(journal.measure(_say)))
     if OURS in options.peers and _wanted(PACKING, options.only):
         made.append(tables.packing(packing.measure(10 if options.quick else 40, _say)))
+    if OURS in options.peers and _wanted(CHECKPOINT, options.only) and not options.quick:
+        made.extend(tables.checkpoints(checkpoint.measure(_say)))
     print("\n" + "\n\n".join(map(report.as_text, made)))
     if options.json:
         whole = {
@@ -81,7 +94,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     names = [OURS, *(peer.name for peer in PEERS)]
-    workloads = [*all_workloads(), STARTUP, ANATOMY, JOURNAL, PACKING]
+    workloads = [*all_workloads(), STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING]
     parser.add_argument("--quick", action="store_true", help="small buffers, two short rounds")
     parser.add_argument("--only", type=_list, help=f"of {','.join(workloads)}", metavar="W1,W2")
     parser.add_argument("--peers", type=_list, default=names, help=f"of {','.join(names)}")

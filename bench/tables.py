@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from bench import figures
 from bench.anatomy import Part
+from bench.checkpoint import Saved
 from bench.figures import NOTHING
 from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
 from bench.journal import Cost
@@ -20,6 +21,7 @@ SHARE_OF, MOST_SHARE = "SB3", 1 / 6
 MOST_IMPORT_SECONDS = 0.3
 MOST_COMPILE_SECONDS = 20.0
 MOST_LOSS = 0.2  # of insert throughput, to a journal at a quarter of the disk's speed
+MOST_PAUSE = 0.05  # seconds that a sampling thread waits for a save, 99.9th percentile
 LEAST_OF_DISK = 0.6  # of a plain write and sync, that journaled inserts reach
 
 
@@ -203,6 +205,46 @@ def starting(startup: Startup) -> Table:
         ["the same in a second process", figures.seconds(startup.warm), NOTHING, NOTHING],
     ]
     return table
+
+
+def checkpoints(found: dict[str, list[Saved]]) -> list[Table]:
+    """Seconds of saves and loads, beside the best peer; ours are synced and checksummed."""
+    titles = {
+        "transitions": "Checkpoint: 1,000,000 transitions, 165 MB",
+        "rollouts": "Checkpoint: 20,000 rollouts, 363 MB",
+    }
+    made = []
+    for kind, implementations in found.items():
+        table = Table(titles[kind], ["seconds", "median (range)", "ratio", "must", "verdict"])
+        ours, peers = implementations[0], [one for one in implementations[1:] if not one.error]
+        for verb, least in (("save", 1.0), ("load", 2.0)):
+            times = {one.name: getattr(one, verb) for one in (ours, *peers)}
+            best = min((times[peer.name] for peer in peers), key=statistics.median, default=None)
+            for name, seconds in times.items():
+                row = [f"{verb}: {name}", figures.seconds(seconds), NOTHING, NOTHING, NOTHING]
+                if name == ours.name and best is not None:
+                    row[2:] = _times_as_fast(best, seconds, least)
+                table.rows.append(row)
+            if verb == "save" and ours.second and best is not None:
+                row = ["save: 1 % new rows", figures.seconds(ours.second)]
+                table.rows.append([*row, *_times_as_fast(best, ours.second, 10.0)])
+        for what, seconds in ours.pause.items():
+            row = [f"a sample waits: {what}", figures.seconds([seconds]), NOTHING]
+            judged = what == "p99.9"
+            row.append(f"under {1000 * MOST_PAUSE:.0f} ms" if judged else NOTHING)
+            row.append(figures.limit(seconds, MOST_PAUSE) if judged else NOTHING)
+            table.rows.append(row)
+        table.rows += [
+            [one.name, one.error, NOTHING, NOTHING, NOTHING] for one in implementations if one.error
+        ]
+        made.append(table)
+    return made
+
+
+def _times_as_fast(theirs: list[float], ours: list[float], least: float) -> list[str]:
+    reached = statistics.median(theirs) / statistics.median(ours)
+    verdict = "pass" if reached >= least else "FAIL"
+    return [f"{reached:.1f} x as fast as the best peer", f"{least:g} x", verdict]
 
 
 def journaling(cost: Cost) -> Table:

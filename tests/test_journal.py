@@ -210,6 +210,32 @@ def test_callers_wait_when_too_much_is_queued(tmp_path: Path, monkeypatch: Any) 
     table.close()
 
 
+def test_what_comes_faster_than_it_is_written_becomes_several_records(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(journal_writer, "FLUSH_AT", 1)
+    table = make(rc.Journal(tmp_path / "j", sync="off", interval=1e6))
+    writer = table._journal.writer  # type: ignore[union-attr]
+    plain = writer._tell_waiters
+    more = iter(range(1, 5))
+
+    def insert_more() -> None:  # while a record is made, something else happens
+        plain()
+        if writer._disk is None or threading.current_thread() is threading.main_thread():
+            for number in more:
+                table.insert({"x": [number]})
+                break
+
+    monkeypatch.setattr(writer, "_tell_waiters", insert_more)
+    table.insert({"x": [0]})
+    assert writer.flush()
+    assert writer.log.number > 2
+    again = reopened(left_behind(table, tmp_path / "j", tmp_path / "copy"))
+    assert sorted(again.get(list(again.counts("key")))["x"].tolist()) == [0, 1, 2, 3, 4]
+    again.close()
+    table.close()
+
+
 # -- what is refused
 
 

@@ -259,6 +259,42 @@ def test_requests_and_leases_survive(tmp_path: Path) -> None:
     assert len(part) == 4
 
 
+def test_a_journaled_table_is_rewound_to_its_part_and_keeps_it(tmp_path: Path) -> None:
+    for rank in range(3):
+        table = rc.Table("t", capacity=100)
+        table.insert({"x": np.arange(10) + 10 * rank})
+        rc.save_shard(tmp_path / "saved", table, rank, 3, step=1)
+
+    def make() -> rc.Table:
+        return rc.Table("t", capacity=100, sampler=rc.Fifo(), journal=tmp_path / "journal")
+
+    with make() as table:
+        table.insert({"x": [-1]})  # goes: the journal holds the checkpoint from here on
+        rc.load_shards(tmp_path / "saved", table, 0, 2)
+        table.insert({"x": [99]})
+        keys = arrival(table)
+    with make() as table:
+        assert arrival(table) == keys
+        assert table.get(keys)["x"].tolist() == [
+            0,
+            10,
+            1,
+            2,
+            12,
+            3,
+            4,
+            14,
+            5,
+            6,
+            16,
+            7,
+            8,
+            18,
+            9,
+            99,
+        ]
+
+
 def test_commit_waits_for_every_rank_and_names_who_is_missing(tmp_path: Path) -> None:
     table = rc.Table("t", capacity=10)
     table.insert({"x": [1]})

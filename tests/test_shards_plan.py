@@ -128,7 +128,7 @@ def test_a_rank_reads_few_sources_and_all_ages_of_them() -> None:
     assert middle.max() > 994
 
 
-@pytest.mark.parametrize("seed", ["0", "77"])
+@pytest.mark.parametrize("seed", ["77"])
 def test_plan_is_the_same_in_every_process_and_with_every_hash_seed(seed: str) -> None:
     program = (
         "import numpy as np\n"

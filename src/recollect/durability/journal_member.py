@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OVERHEAD = 64  # bytes that an entry takes beside its payload, about
 FLUSH_AT = 8 << 20  # bytes that are written without waiting for the interval
-MOST_QUEUED = 64 << 20  # bytes of a member that may wait: beyond, its callers wait
+MOST_QUEUED = 64 << 20  # bytes of a member that may wait while others are written
 
 
 class Journaled(ABC):
@@ -37,7 +37,8 @@ class Journaled(ABC):
         self.durable_position = 0
         self.durable_number = 0
         self.told = 0  # bytes, since the beginning
-        self.written = 0  # of them
+        self.taken = 0  # of them, to be written now
+        self.written = 0
         self.stated = 0  # the position at which the state was told last
 
     @property
@@ -54,7 +55,7 @@ class Journaled(ABC):
         entry.nbytes += OVERHEAD + entry.keys.nbytes + entry.values.nbytes
         self.told += entry.nbytes
         assert self.writer is not None
-        self.writer.put(entry, self.told - self.written >= FLUSH_AT)
+        self.writer.put(entry, self.told - self.taken >= FLUSH_AT)
 
     def note(self) -> None:
         """Under the lock: the state changed, and no effect says so."""
@@ -74,7 +75,7 @@ class Journaled(ABC):
         """
         writer = self.writer
         assert writer is not None
-        if writer.calm and self.told - self.written <= MOST_QUEUED:
+        if writer.calm and self.told - self.taken <= MOST_QUEUED:
             return
         lock: Any = self.transaction()
         if not lock._is_owned():
@@ -84,7 +85,7 @@ class Journaled(ABC):
         """The same for a coroutine."""
         writer = self.writer
         assert writer is not None
-        if not writer.calm or self.told - self.written > MOST_QUEUED:
+        if not writer.calm or self.told - self.taken > MOST_QUEUED:
             await writer.settle_async(self, number)
 
     def follow(self, effect: Any) -> None:

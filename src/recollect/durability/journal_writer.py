@@ -15,11 +15,12 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
 from recollect.durability.journal_log import Lock, Log
-from recollect.durability.journal_member import MOST_QUEUED, Journaled
+from recollect.durability.journal_member import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal_records import MARK, STATE, Entry, encode
 from recollect.errors import JournalError
 
@@ -58,7 +59,8 @@ class Writer:
         self._something = threading.Event()  # there is something to do
         self._urgent = threading.Event()  # and it must not wait for the interval
         self.flushing = threading.RLock()  # held while records are made and written
-        self._unwritten: tuple[list[Any], list[Entry]] | None = None
+        self._unwritten: deque[tuple[list[Any], list[Entry]]] = deque()  # in order
+        self._disk: ThreadPoolExecutor | None = None  # writes while the next record is made
         self._changed = threading.Condition()  # guards what follows, and tells that it changed
         self._failure: Exception | None = None
         self._failures = 0
@@ -119,7 +121,7 @@ class Writer:
 
     def _done(self, member: Journaled, number: int) -> Callable[[], bool]:
         if not self._always:
-            return lambda: member.told - member.written <= MOST_QUEUED
+            return lambda: member.told - member.taken <= MOST_QUEUED
         noted = member.noted
         return lambda: member.durable_number >= number and member.durable_position >= noted
 
@@ -200,19 +202,48 @@ class Writer:
         return worked
 
     def _write(self) -> None:
-        if self._unwritten is not None:  # what failed the last time comes first
-            self._append(*self._unwritten)
-        entries = self._cut()
-        if any(entry.kind != MARK for entry in entries):
-            self._unwritten = (encode(self.log.number, entries), entries)
-            self._append(*self._unwritten)
-        else:
-            self._wrote(entries)
+        """Write what is queued, as one record; or as several, if more comes faster than that."""
+        while self._unwritten:  # what failed the last time comes first
+            self._append()
+        number = self.log.number
+        writing: Future[None] | None = None
+        try:
+            while True:
+                entries = self._cut()
+                self._tell_waiters()  # there is room again
+                if all(entry.kind == MARK for entry in entries):
+                    self._wrote(entries)
+                    break
+                self._unwritten.append((encode(number, entries), entries))
+                number += 1
+                if writing is not None:
+                    writing.result()
+                writing = self._pool().submit(self._append) if self._behind() else None
+                if writing is None:
+                    self._append()
+                    break
+        finally:
+            if writing is not None:
+                wait([writing])
+        if writing is not None:
+            writing.result()
 
-    def _append(self, record: list[Any], entries: list[Entry]) -> None:
+    def _behind(self) -> bool:
+        """Whether enough is queued to make the next record while this one is written."""
+        return any(member.told - member.taken >= FLUSH_AT for member in self.members)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._disk is None:
+            self._disk = ThreadPoolExecutor(1, "recollect-journal-disk")
+        return self._disk
+
+    def _append(self) -> None:
+        """Write the first of the records that are not written."""
+        record, entries = self._unwritten[0]
         self.log.append(record)
-        self._unwritten = None
+        self._unwritten.popleft()
         self._wrote(entries)
+        self._tell_waiters()
 
     def _wrote(self, entries: list[Entry]) -> None:
         last: dict[int, Entry] = {}
@@ -254,6 +285,8 @@ class Writer:
             entry = queue.popleft()
             late = entry.position > stated.get(entry.member, entry.position)
             (left if late else taken).append(entry)
+            if not late:
+                self.members[entry.member].taken += entry.nbytes
         if left:
             queue.extendleft(reversed(left))
             self._something.set()
@@ -263,7 +296,7 @@ class Writer:
         log.error("%s", why)
         self._ended = why
         self._queue.clear()
-        self._unwritten = None
+        self._unwritten.clear()
 
     # -- snapshots --------------------------------------------------------------------------------
     def start_compacting(self) -> None:
@@ -317,6 +350,8 @@ class Writer:
             if self._ended is None:
                 self._ended = f"{self.path}: the journal is closed"
             self.calm = False
+        if self._disk is not None:
+            self._disk.shutdown()
         self._lock.release()
         _open.discard(self)
         self._tell_waiters()

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 Array = NDArray[Any]
 Entry = dict[str, Any]  # of a segment, as a manifest has it
 
-SHARE = 128  # a segment is about one in so many of the payload,
+SHARE = 64  # a segment is about one in so many of the payload,
 SMALLEST = 256 << 10  # but no smaller
 LARGEST = 256 << 20  # and no larger
 

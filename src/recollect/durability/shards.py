@@ -378,10 +378,11 @@ def _put(
     """Put everything into its place, under all locks."""
     evicted = {}
     with ExitStack() as stack:
+        rewound = None
         if any(member.journaled for member in targets.values()):
             from recollect.durability.journal import rewinding
 
-            stack.enter_context(rewinding(list(objects.values())))
+            rewound = stack.enter_context(rewinding(list(objects.values())))
         for member in targets.values():
             stack.enter_context(member.saving)
         for member in targets.values():
@@ -392,6 +393,8 @@ def _put(
             gone = member.restore(one.entry, one.saved, one.batches, one.blobs)
             if gone:
                 evicted[name] = gone
+        if rewound is not None:
+            rewound()
     return evicted
 
 
