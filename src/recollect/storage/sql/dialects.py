@@ -80,6 +80,10 @@ class Dialect:
         """A column in an index for an order from the largest value, absent ones last."""
         return column.desc()
 
+    def indexes(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        """The names of a table's indexes that are there. To make one waits for all who write."""
+        raise NotImplementedError
+
     def now(self) -> Any:
         """The server's time, None where it is this machine's."""
         return None
@@ -161,6 +165,10 @@ class Sqlite(Dialect):
             f'UPDATE "{table.name}" SET {names} WHERE key = ?',
             list(zip(*values.values(), keys, strict=True)),
         )
+
+    def indexes(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        query = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :name")
+        return set(connection.execute(query, {"name": table.name}).scalars())
 
     def unit(self, number: Any, salt: Any) -> Any:
         return sa.func.recollect_unit(number, salt, type_=sa.Double())
@@ -253,6 +261,13 @@ class Postgres(Dialect):
             self._made["update", names] = statement
         columns = {f"of_{name}": column for name, column in values.items()}
         connection.execute(statement, {"of_key": keys, **columns})
+
+    def indexes(self, connection: sa.Connection, table: sa.Table) -> set[str]:
+        query = sa.text(
+            "SELECT indexname FROM pg_indexes "
+            "WHERE schemaname = current_schema() AND tablename = :name"
+        )
+        return set(connection.execute(query, {"name": table.name}).scalars())
 
     def unit(self, number: Any, salt: Any) -> Any:
         bits = sa.func.hashint8extended(number, salt, type_=sa.BigInteger())

@@ -90,6 +90,7 @@ class Indexes:
 
     def open(self, connection: sa.Connection, selectors: Sequence[Selector]) -> None:
         """Make those that every table has, and those of its selectors."""
+        self._made = self._dialect.indexes(connection, self._items)
         lease = self._items.c.lease
         leased = sa.Index(
             f"{self._items.name}_lease",
