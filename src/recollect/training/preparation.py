@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from recollect.arguments import whole
-from recollect.errors import InvalidValue, TableClosed, shown
+from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.taking import checked_sizes
@@ -125,6 +125,11 @@ class DataPreparation:
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
         if not sum(sizes.values()):
             raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
+        capacity = self.buffer._core.capacity
+        if capacity is not None and sum(sizes.values()) > capacity:
+            raise NeverPossible(
+                f"batch: {sum(sizes.values())} groups are never there: the capacity is {capacity}"
+            )
         self.sizes = sizes if isinstance(batch, Mapping) else {ANY: sizes["batch"]}
         self.ranks = whole("ranks", ranks, 1)
         self.mode = Queue() if mode is None else mode
@@ -227,7 +232,7 @@ class DataPreparation:
             return False
         del self._steps[step]  # before anything waits: nobody gets it any more
         self._asked.pop(step, None)
-        for lease in prepared.drawn.leases:
+        for lease in prepared.leases:
             await self.buffer.confirm(lease, train_step=step)
         return True
 
@@ -258,7 +263,7 @@ class DataPreparation:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._give_back([step.drawn for step in self._steps.values()])
+        await self._give_back(list(self._steps.values()))
         self._steps.clear()
         self._tell()
         for sink in self.sinks:
@@ -362,7 +367,7 @@ class DataPreparation:
         kept = _kept(drawing.joined(parts))
         return kept, _added_up(kept.selection, counts)
 
-    async def _give_back(self, parts: Sequence[Drawn]) -> None:
+    async def _give_back(self, parts: Sequence[Drawn | Step]) -> None:
         for part in parts:
             for lease in part.leases:
                 await self.buffer.give_back(lease)
@@ -426,7 +431,7 @@ class DataPreparation:
             leases = core.table._leases._held
             steps = []
             for step in self._steps.values():
-                held = [leases[lease.id].keys for lease in step.drawn.leases if lease.id in leases]
+                held = [leases[lease.id].keys for lease in step.leases if lease.id in leases]
                 steps.append(step.state(np.concatenate([np.zeros(0, np.uint64), *held])))
             return {
                 "format": FORMAT,
