@@ -158,6 +158,22 @@ def test_prefetch_prepares_ahead_and_no_further() -> None:
     asyncio.run(main())
 
 
+def test_a_step_that_leaps_ahead_is_refused_and_training_may_begin_anywhere() -> None:
+    async def main() -> None:
+        preparation = DataPreparation(buffer(), batch=1, ranks=2, first_step=412)
+        for number in range(3):
+            await preparation.put(group(number), version=411)
+        with pytest.raises(rc.InvalidValue, match="step 414 is asked for, and step 412 comes next"):
+            await preparation.get(0, 414)
+        assert (await train(preparation, 412))[0].metrics["train/lag_mean"] == 0.0
+        assert (await preparation.get(1, 413)).step == 413
+        with pytest.raises(rc.InvalidValue, match="step 3 was confirmed"):
+            await preparation.get(0, 3)
+        await preparation.close()
+
+    asyncio.run(main())
+
+
 def test_filters_refill_a_batch_or_leave_it_short() -> None:
     async def main(short: str) -> tuple[RankBatch, dict[str, int]]:
         store = buffer()

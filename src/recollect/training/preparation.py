@@ -101,6 +101,7 @@ class DataPreparation:
         priority: How the priorities of rollouts make that of their group: `"mean"` or `"max"`.
         solved_above: The reward above which metrics call a rollout solved.
         sinks: What gets the metrics of each step when it is handed out.
+        first_step: The first train step, where training goes on without a saved state.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class DataPreparation:
         priority: str = "mean",
         solved_above: float = 0.0,
         sinks: Sequence[Sink] = (),
+        first_step: int = 1,
     ) -> None:
         self.buffer = source if isinstance(source, RolloutBuffer) else source.buffer
         if not isinstance(self.buffer, RolloutBuffer):
@@ -152,8 +154,8 @@ class DataPreparation:
         self.totals = {"train/steps": 0, "train/groups": 0, "train/rollouts": 0, "train/tokens": 0}
         self._steps: dict[int, Step] = {}  # prepared, and not confirmed by all
         self._reports: dict[int, Reports] = {}
-        self._next = 1  # the step to prepare next
-        self._target = 0  # the step up to which is prepared
+        self._first = self._next = whole("first_step", first_step, 1)  # the next to prepare
+        self._target = self._latest = self._first - 1  # prepare up to here; asked for last
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None  # set, and replaced, when something is prepared
@@ -204,6 +206,12 @@ class DataPreparation:
         self._enter()
         rank, step = self._rank(rank), whole("step", step, 1)
         self._check_open(step)
+        if step > self._latest + 1:  # or all steps in between would take groups for nobody
+            raise InvalidValue(
+                f"step {step} is asked for, and step {self._latest + 1} comes next; restore() a "
+                f"saved state, or pass first_step={step}"
+            )
+        self._latest = max(self._latest, step)
         self._asked.setdefault(step, time.monotonic())
         while step not in self._steps:
             self._check_open(step)
@@ -450,7 +458,7 @@ class DataPreparation:
         """
         self._enter()
         steps = check_saved(saved)
-        if self._steps or self._next > 1:
+        if self._steps or self._next > self._first:
             raise InvalidValue("restore: this preparation has begun; restore a new one")
         if not len(self.buffer):
             self.buffer.restore(saved["source"])
@@ -467,6 +475,7 @@ class DataPreparation:
             if one["ranks"] == self.ranks:
                 made.confirmed = set(one["confirmed"])
         self._next = saved["next"]
+        self._target = self._latest = self._next - 1
         self.totals = dict(saved["totals"])
         self.window.restore(saved["window"])
         return lost
