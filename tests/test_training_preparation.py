@@ -158,6 +158,22 @@ def test_prefetch_prepares_ahead_and_no_further() -> None:
     asyncio.run(main())
 
 
+def test_a_step_that_leaps_ahead_is_refused_and_training_may_begin_anywhere() -> None:
+    async def main() -> None:
+        preparation = DataPreparation(buffer(), batch=1, ranks=2, first_step=412)
+        for number in range(3):
+            await preparation.put(group(number), version=411)
+        with pytest.raises(rc.InvalidValue, match="step 414 is asked for, and step 412 comes next"):
+            await preparation.get(0, 414)
+        assert (await train(preparation, 412))[0].metrics["train/lag_mean"] == 0.0
+        assert (await preparation.get(1, 413)).step == 413
+        with pytest.raises(rc.InvalidValue, match="step 3 was confirmed"):
+            await preparation.get(0, 3)
+        await preparation.close()
+
+    asyncio.run(main())
+
+
 def test_filters_refill_a_batch_or_leave_it_short() -> None:
     async def main(short: str) -> tuple[RankBatch, dict[str, int]]:
         store = buffer()
@@ -294,6 +310,53 @@ def test_a_share_of_a_batch_is_fresh() -> None:
         batch = await waits
         assert batch.metrics["train/groups_replayed"] == 2
         assert {"4", "5"} < groups_of(batch)
+        for step in range(3, 20):
+            for number in (2 * step, 2 * step + 1):
+                await preparation.put(group(number), version=step - 1)
+            batch = (await train(preparation, step))[0]
+            assert len(groups_of(batch)) == 4, "no group is there twice"
+            assert batch.metrics["train/groups_replayed"] == 2
+        await preparation.close()
+
+    asyncio.run(main())
+
+
+def test_a_full_buffer_does_not_wait_for_what_cannot_come() -> None:
+    async def main() -> None:
+        mode = Replay(max_uses=3, sampler=rc.Fifo(), fresh_share=0.5)
+        preparation = DataPreparation(buffer(capacity=4), batch=2, ranks=1, mode=mode)
+        uses: Counter[str] = Counter()
+
+        async def produce() -> None:
+            for number in range(20):  # waits for room most of the time
+                await preparation.put(group(number), version=0)
+
+        producer = asyncio.create_task(produce())
+        async with asyncio.timeout(60):
+            for step in range(1, 25):
+                batch = (await train(preparation, step))[0]
+                uses.update(groups_of(batch))
+        assert sum(uses.values()) == 48
+        assert max(uses.values()) == 3
+        producer.cancel()
+        await asyncio.gather(producer, return_exceptions=True)
+        await preparation.close()
+
+    asyncio.run(main())
+
+
+def test_tokens_that_are_too_old_at_a_step_do_not_train_at_it() -> None:
+    async def main() -> None:
+        rule = rc.Staleness(max_staleness=100, max_token_staleness=1)
+        store = buffer(staleness=rule)
+        mode = Replay(max_uses=0, sampler=rc.Fifo())
+        preparation = DataPreparation(store, batch=1, ranks=1, mode=mode, prefetch=0)
+        given = group(0, tokens=4)
+        for rollout in given:
+            rollout.versions = [0, 0, 1, 1, 1][: rollout.num_tokens]
+        await preparation.put(given)
+        found = [(await train(preparation, step))[0].trainable_tokens for step in (1, 2, 3)]
+        assert found == [9, 9, 5], "version 0 has lag 2 at step 3"
         await preparation.close()
 
     asyncio.run(main())
@@ -465,6 +528,7 @@ def test_a_step_that_cannot_be_packed_says_so_and_loses_nothing() -> None:
     [
         ({"batch": 0}, "batch: expected at least one group"),
         ({"batch": {"math": 0}}, "batch: expected at least one group"),
+        ({"batch": 9}, "batch: 9 groups are never there: the capacity is 8"),
         ({"ranks": 0}, "ranks"),
         ({"mode": "replay"}, r"mode: expected Queue\(\) or Replay"),
         ({"advantages": "ppo"}, "advantages: expected one of"),
@@ -476,7 +540,7 @@ def test_a_step_that_cannot_be_packed_says_so_and_loses_nothing() -> None:
 )
 def test_impossible_options_are_refused(options: dict, message: str) -> None:
     with pytest.raises(rc.InvalidValue, match=message):
-        DataPreparation(buffer(), **{"batch": 1, "ranks": 1, **options})
+        DataPreparation(buffer(capacity=8), **{"batch": 1, "ranks": 1, **options})
 
 
 def test_replay_needs_a_buffer_that_does_not_count_uses_itself() -> None:

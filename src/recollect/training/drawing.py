@@ -92,8 +92,8 @@ class Queue(Mode):
     ) -> Drawn:
         groups = await buffer._run(_take(buffer._core, sizes, step))
         leases = () if groups.lease is None else (groups.lease,)
-        once = np.ones(len(groups), np.int64)
-        return Drawn(select(groups), groups.keys, once, np.ones(len(groups)), leases)
+        uses = groups.info.times_sampled
+        return Drawn(select(groups), groups.keys, uses, np.ones(len(groups)), leases)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class Replay(Mode):
         sampler: Which groups are drawn: `Uniform()`, `Prioritized(half_life=...)`, an order; that
             of the buffer where None.
         fresh_share: The least share of a batch that has never trained. Where there are fewer to
-            replay than the rest, more fresh groups are waited for. None draws from all alike.
+            replay than the rest, more fresh groups are waited for; where the buffer is full, so
+            that none can come, fewer will do. None draws from all alike.
     """
 
     max_uses: int = 4
@@ -165,20 +166,25 @@ def _sample(
     def shares() -> list[tuple[int, Where | None]] | Blocked:
         """What to draw, from which part of the buffer; all parts of all tasks, or nothing."""
         found, missing, needs = [], 0, []
+        full = _is_full(core)
         for task, size in sizes.items():
             parts = [(size, _bound(core, task, others))]
             if mode.fresh_share is not None:
                 fresh, again = _bound(core, task, unused), _bound(core, task, used)
-                replayed = min(
-                    size - math.ceil(mode.fresh_share * size), core.storage.available(again)[0]
-                )
-                parts = [(size - replayed, fresh), (replayed, again)]
+                here = core.storage.available(again)[0]
+                replayed = min(size - math.ceil(mode.fresh_share * size), here)
+                if full:
+                    replayed = max(replayed, min(size - core.storage.available(fresh)[0], here))
+                # Those to replay come first: what is drawn here is not fresh any more.
+                parts = [(replayed, again), (size - replayed, fresh)]
             for count, where in parts:
                 here = core.storage.available(where)[0] if count else 0
                 if here < count:
                     missing += count - here
                     needs.append(f"{task or 'a step'} needs {many(count, 'group')}, has {here}")
             found.extend(parts)
+        if mode.fresh_share is not None and core.capacity is not None:
+            missing = 1  # any arrival may be the one that fills the buffer
         return Blocked("; ".join(needs), missing) if needs else found
 
     def attempt() -> Any:
@@ -206,6 +212,13 @@ def _sample(
         return joined(parts)
 
     return Verb(attempt, core.table._gate.arrivals, None, "get", finish)
+
+
+def _is_full(core: Core) -> bool:
+    """Whether no group can come, because nothing gives way to it."""
+    if core.capacity is None or core.overflow == "drop_stalest":
+        return False
+    return len(core.storage) >= core.capacity
 
 
 def _weighted(selection: Selection, weights: Floats) -> Selection:

@@ -7,6 +7,7 @@ selection of rollouts. Where there is nothing to divide by, there is no rate: ne
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import numpy as np
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.staleness import lag
 from recollect.training.advantages import Advantages
 from recollect.training.filters import Filtered
 from recollect.training.packing import Packed
@@ -42,7 +42,8 @@ class Window:
     """What was generated since the last `close`. Each response counts once, whenever it comes.
 
     A group may come again: continued, retried or replaced. Responses that it had before, by rollout
-    id and attempt, are not counted again; one counts when it is completed, not before.
+    id and attempt, are not counted again; one counts when it is completed, not before. Any thread
+    may call it.
 
     >>> import recollect as rc
     >>> from recollect import training
@@ -58,6 +59,7 @@ class Window:
         self.solved_above = solved_above
         self.responses_total = 0
         self.tokens_total = 0
+        self._lock = threading.Lock()  # guards all that follows
         self._counted: OrderedDict[str, set[tuple[str, int, int]]] = OrderedDict()
         self._begin()
 
@@ -69,6 +71,10 @@ class Window:
 
     def add(self, group: Group, waiting: float = 0.0) -> None:
         """A group was put, and its producer waited so many seconds for room."""
+        with self._lock:
+            self._add(group, waiting)
+
+    def _add(self, group: Group, waiting: float) -> None:
         self._waiting += waiting
         seen = self._counted.setdefault(group.group_id, set())
         self._counted.move_to_end(group.group_id)
@@ -101,8 +107,9 @@ class Window:
             seconds: How long the window was.
             expected: Groups that a train step wants.
         """
-        found = self._metrics(seconds, expected)
-        self._begin()
+        with self._lock:
+            found = self._metrics(seconds, expected)
+            self._begin()
         return found
 
     def _metrics(self, seconds: float | None, expected: int | None) -> Metrics:
@@ -190,7 +197,7 @@ def trained(
     if lengths.size:
         metrics["train/masked_share"] = float((weights[kept] == 0).mean())
     versions = selection.oldest_versions[kept]
-    metrics |= _lags(np.array([lag(step, version) for version in versions[versions >= 0]]))
+    metrics |= _lags(step - versions[versions >= 0] - 1)
     metrics |= _uses(selection.batch.info.times_sampled if uses is None else uses, groups)
     if groups.any():
         again = selection.batch.info.deliveries[groups] > 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from recollect.arguments import whole
-from recollect.errors import InvalidValue, TableClosed, shown
+from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.taking import checked_sizes
@@ -101,6 +101,7 @@ class DataPreparation:
         priority: How the priorities of rollouts make that of their group: `"mean"` or `"max"`.
         solved_above: The reward above which metrics call a rollout solved.
         sinks: What gets the metrics of each step when it is handed out.
+        first_step: The first train step, where training goes on without a saved state.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class DataPreparation:
         priority: str = "mean",
         solved_above: float = 0.0,
         sinks: Sequence[Sink] = (),
+        first_step: int = 1,
     ) -> None:
         self.buffer = source if isinstance(source, RolloutBuffer) else source.buffer
         if not isinstance(self.buffer, RolloutBuffer):
@@ -125,6 +127,11 @@ class DataPreparation:
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
         if not sum(sizes.values()):
             raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
+        capacity = self.buffer._core.capacity
+        if capacity is not None and sum(sizes.values()) > capacity:
+            raise NeverPossible(
+                f"batch: {sum(sizes.values())} groups are never there: the capacity is {capacity}"
+            )
         self.sizes = sizes if isinstance(batch, Mapping) else {ANY: sizes["batch"]}
         self.ranks = whole("ranks", ranks, 1)
         self.mode = Queue() if mode is None else mode
@@ -147,8 +154,8 @@ class DataPreparation:
         self.totals = {"train/steps": 0, "train/groups": 0, "train/rollouts": 0, "train/tokens": 0}
         self._steps: dict[int, Step] = {}  # prepared, and not confirmed by all
         self._reports: dict[int, Reports] = {}
-        self._next = 1  # the step to prepare next
-        self._target = 0  # the step up to which is prepared
+        self._first = self._next = whole("first_step", first_step, 1)  # the next to prepare
+        self._target = self._latest = self._first - 1  # prepare up to here; asked for last
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news: asyncio.Event | None = None  # set, and replaced, when something is prepared
@@ -199,6 +206,12 @@ class DataPreparation:
         self._enter()
         rank, step = self._rank(rank), whole("step", step, 1)
         self._check_open(step)
+        if step > self._latest + 1:  # or all steps in between would take groups for nobody
+            raise InvalidValue(
+                f"step {step} is asked for, and step {self._latest + 1} comes next; restore() a "
+                f"saved state, or pass first_step={step}"
+            )
+        self._latest = max(self._latest, step)
         self._asked.setdefault(step, time.monotonic())
         while step not in self._steps:
             self._check_open(step)
@@ -227,7 +240,7 @@ class DataPreparation:
             return False
         del self._steps[step]  # before anything waits: nobody gets it any more
         self._asked.pop(step, None)
-        for lease in prepared.drawn.leases:
+        for lease in prepared.leases:
             await self.buffer.confirm(lease, train_step=step)
         return True
 
@@ -258,7 +271,7 @@ class DataPreparation:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._give_back([step.drawn for step in self._steps.values()])
+        await self._give_back(list(self._steps.values()))
         self._steps.clear()
         self._tell()
         for sink in self.sinks:
@@ -362,7 +375,7 @@ class DataPreparation:
         kept = _kept(drawing.joined(parts))
         return kept, _added_up(kept.selection, counts)
 
-    async def _give_back(self, parts: Sequence[Drawn]) -> None:
+    async def _give_back(self, parts: Sequence[Drawn | Step]) -> None:
         for part in parts:
             for lease in part.leases:
                 await self.buffer.give_back(lease)
@@ -426,7 +439,7 @@ class DataPreparation:
             leases = core.table._leases.held()
             steps = []
             for step in self._steps.values():
-                held = [leases[lease.id].keys for lease in step.drawn.leases if lease.id in leases]
+                held = [leases[lease.id].keys for lease in step.leases if lease.id in leases]
                 steps.append(step.state(np.concatenate([np.zeros(0, np.uint64), *held])))
             return {
                 "format": FORMAT,
@@ -445,7 +458,7 @@ class DataPreparation:
         """
         self._enter()
         steps = check_saved(saved)
-        if self._steps or self._next > 1:
+        if self._steps or self._next > self._first:
             raise InvalidValue("restore: this preparation has begun; restore a new one")
         if not len(self.buffer):
             self.buffer.restore(saved["source"])
@@ -462,6 +475,7 @@ class DataPreparation:
             if one["ranks"] == self.ranks:
                 made.confirmed = set(one["confirmed"])
         self._next = saved["next"]
+        self._target = self._latest = self._next - 1
         self.totals = dict(saved["totals"])
         self.window.restore(saved["window"])
         return lost

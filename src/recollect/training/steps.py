@@ -44,11 +44,13 @@ class Step:
 
     def __init__(self, step: int, drawn: Drawn, kept: Selection, packed: Packed) -> None:
         self.step = step
-        self.drawn = drawn
+        self.keys, self.uses, self.weights = drawn.keys, drawn.uses, drawn.weights
+        self.leases = drawn.leases  # and not the rollouts: they are in the packs
         self.packed = packed
         self.metrics: dict[str, float] = {}
         self.confirmed: set[int] = set()
-        self.reports = Reports(kept, drawn.keys, len(packed.ranks))
+        groups = dict(zip(kept.rollout_ids, kept.group.tolist(), strict=True))
+        self.reports = Reports(groups, drawn.keys, len(packed.ranks))
         self.served = False
 
     def batch(self, rank: int) -> RankBatch:
@@ -59,7 +61,7 @@ class Step:
             rank,
             packs,
             self.packed.trainable_tokens,
-            self.drawn.keys,
+            self.keys,
             ids,
             dict(self.metrics),
         )
@@ -68,9 +70,9 @@ class Step:
         """As JSON: groups by key, and who has confirmed."""
         return {
             "step": self.step,
-            "keys": self.drawn.keys.tolist(),
-            "uses": self.drawn.uses.tolist(),
-            "weights": self.drawn.weights.tolist(),
+            "keys": self.keys.tolist(),
+            "uses": self.uses.tolist(),
+            "weights": self.weights.tolist(),
             "leased": leased.tolist(),
             "ranks": len(self.packed.ranks),
             "confirmed": sorted(self.confirmed),
@@ -80,18 +82,16 @@ class Step:
 
 @dataclass
 class Reports:
-    """Priorities of rollouts, as ranks report them, until all have."""
+    """Priorities of rollouts, as ranks report them, until all have.
 
-    selection: Selection
+    `groups` says in which group each rollout is, `keys` has their keys.
+    """
+
+    groups: dict[str, int]
     keys: Keys
     ranks: int
     reported: set[int] = field(default_factory=set)
     priorities: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._groups = dict(
-            zip(self.selection.rollout_ids, self.selection.group.tolist(), strict=True)
-        )
 
     def add(self, rank: int, rollout_ids: Sequence[str], priority: Any) -> bool:
         """Take down what a rank reports; whether it was the last. A second report changes nothing.
@@ -109,7 +109,7 @@ class Reports:
         if not (np.isfinite(values) & (values >= 0)).all():
             raise InvalidValue("priority: expected finite numbers of 0 or more")
         for name in rollout_ids:
-            if name not in self._groups:
+            if name not in self.groups:
                 raise InvalidValue(f"report: rollout {shown(name)} is not in this step")
         if rank in self.reported:
             return False
@@ -122,7 +122,7 @@ class Reports:
         """The groups that have a reported rollout, and the mean or maximum of theirs."""
         groups: dict[int, list[float]] = {}
         for name, value in self.priorities.items():
-            groups.setdefault(self._groups[name], []).append(value)
+            groups.setdefault(self.groups[name], []).append(value)
         places = sorted(groups)
         join = max if how == "max" else (lambda values: sum(values) / len(values))
         return self.keys[places], np.array([join(groups[place]) for place in places])
