@@ -46,7 +46,8 @@ def test_import_loads_little_beside_numpy_and_pyarrow(imported, base):
     third_party = foreign - set(sys.stdlib_module_names)
     assert third_party <= {"numpy", "pyarrow", "ml_dtypes"}
     others = [name for name in imported - base if not name.startswith("recollect")]
-    assert len(others) < 115  # asyncio is a third of them
+    assert len(others) < 85  # asyncio is half of them
+    assert len(imported - base) < 200
 
 
 def test_import_loads_no_kernel(imported):
