@@ -32,7 +32,6 @@ matplotlib.use("Agg")  # a file, not a window
 from matplotlib import pyplot as plt
 
 ANSWER = 2  # digits
-ENTROPY = 0.02
 MODES: dict[str, Any] = {
     "queue": "Queue",
     "uniform": {"type": "Replay", "max_uses": 2, "sampler": "Uniform", "fresh_share": 0.5},
@@ -43,6 +42,15 @@ MODES: dict[str, Any] = {
         "fresh_share": 0.5,
     },
 }
+
+FULL = {
+    "tokens": 320_000, "width": 128, "layers": 5, "base": 10, "groups": 32, "each": 16,
+    "rate": 3e-4, "entropy": 0.05,
+}  # fmt: skip
+SHORT = {
+    "tokens": 24_000, "width": 64, "layers": 2, "base": 4, "groups": 16, "each": 8, "rate": 1e-3,
+    "entropy": 0.02,
+}  # fmt: skip
 
 
 class Model(nn.Module):
@@ -137,7 +145,9 @@ async def produce(
             await preparation.put(group, version=version)
 
 
-def learn(model: Model, optimizer: Any, batch: training.RankBatch, device: str) -> list[float]:
+def learn(
+    model: Model, optimizer: Any, batch: training.RankBatch, entropy: float, device: str
+) -> list[float]:
     """One step of clipped policy gradients; returns a priority for each rollout."""
     optimizer.zero_grad()
     priorities: list[float] = []
@@ -152,7 +162,7 @@ def learn(model: Model, optimizer: Any, batch: training.RankBatch, device: str) 
         new = logs.gather(2, ids[:, 1:, None])[..., 0]
         ratio = torch.exp(new - old)
         gain = torch.minimum(ratio * worth, ratio.clamp(0.8, 1.2) * worth)
-        gain = gain - ENTROPY * (logs.exp() * logs).sum(-1)  # keeps it from settling too early
+        gain = gain - entropy * (logs.exp() * logs).sum(-1)  # keeps it from settling too early
         weights = torch.as_tensor(pack.weights, device=device, dtype=gain.dtype)[:, None]
         (-(gain * mask * weights).sum() / batch.trainable_tokens).backward()
         priorities += worth.abs().amax(1).tolist()
@@ -185,7 +195,7 @@ async def train(options: argparse.Namespace) -> list[dict[str, float]]:
     while generator.tokens < options.tokens:
         step += 1
         batch = await preparation.get(0, step)
-        priorities = learn(model, optimizer, batch, options.device)
+        priorities = learn(model, optimizer, batch, options.entropy, options.device)
         await preparation.report(0, step, batch.rollout_ids, priorities)
         await preparation.confirm(0, step)
         if step % 2 == 0:  # new weights for the generator
@@ -230,21 +240,21 @@ if __name__ == "__main__":
     parser.add_argument("--mode", choices=MODES, default="queue")
     parser.add_argument("--short", action="store_true", help="a smaller model and task: seconds")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, help="to generate (240,000, or 24,000 with --short)")
+    parser.add_argument("--tokens", type=int, help="to generate (320,000)")
     parser.add_argument("--width", type=int, help="of the model (128: about a million parameters)")
+    parser.add_argument("--layers", type=int, help="of the model (5)")
     parser.add_argument("--base", type=int, help="of the numbers to add, one digit each (10)")
-    parser.add_argument("--groups", type=int, help="in a train step (64)")
-    parser.add_argument("--each", type=int, default=8, help="answers in a group (8)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (0.001)")
+    parser.add_argument("--groups", type=int, help="in a train step (32)")
+    parser.add_argument("--each", type=int, help="answers in a group (16)")
+    parser.add_argument("--rate", type=float, help="learning rate (0.0003)")
+    parser.add_argument("--entropy", type=float, help="weight of its bonus (0.05)")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--plot", type=Path, default=Path("grpo_tiny.svg"))
     parser.add_argument("--numbers", type=Path, help="a JSON file for the points of the curve")
     chosen = parser.parse_args()
-    chosen.layers = 2 if chosen.short else 5
-    sizes = (24_000, 64, 4, 16) if chosen.short else (240_000, 128, 10, 64)
-    for name, size in zip(("tokens", "width", "base", "groups"), sizes, strict=True):
+    for name, value in (SHORT if chosen.short else FULL).items():
         if getattr(chosen, name) is None:
-            setattr(chosen, name, size)
+            setattr(chosen, name, value)
     torch.set_num_threads(1 if chosen.short else 2)
     found = asyncio.run(train(chosen))
     print(f"solves {found[-1]['right']:.0%} of the problems after {found[-1]['seconds']:.0f} s")

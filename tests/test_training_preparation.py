@@ -508,6 +508,45 @@ def test_the_same_ranks_get_the_same_steps_after_a_restart(mode: training.Mode) 
     asyncio.run(main())
 
 
+def test_a_cancelled_get_leaves_no_trace() -> None:
+    async def main() -> None:
+        store = buffer()
+        preparation = DataPreparation(store, batch=2, ranks=1, prefetch=0)
+        await preparation.put(group(0), version=0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(preparation.get(0, 1), 0.01)
+        assert store.count(status="COMPLETED") == 1
+        await preparation.put(group(1), version=0)
+        assert groups_of(await preparation.get(0, 1)) == {"0", "1"}
+        await preparation.close()
+        assert store.count(status="COMPLETED") == 2
+
+    asyncio.run(main())
+
+
+def test_a_step_ahead_that_fails_does_not_harm_the_one_before_it() -> None:
+    async def main() -> None:
+        store = buffer()
+        preparation = DataPreparation(store, batch=1, ranks=1, pack=8, prefetch=1)
+        await preparation.put(group(0), version=0)
+        await preparation.put(group(1, tokens=9), version=0)
+        first = await preparation.get(0, 1)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert same(await preparation.get(0, 1), first)
+        assert await preparation.confirm(0, 1)
+        with pytest.raises(rc.InvalidValue, match="more than max_tokens, 8"):
+            await preparation.get(0, 2)
+        key = store.find("g1")
+        assert key is not None
+        await store.discard([key])
+        await preparation.put(group(2), version=0)
+        assert groups_of(await preparation.get(0, 2)) == {"2"}
+        await preparation.close()
+
+    asyncio.run(main())
+
+
 # -- errors -----------------------------------------------------------------------------------
 def test_a_step_that_cannot_be_packed_says_so_and_loses_nothing() -> None:
     async def main() -> None:
