@@ -265,7 +265,8 @@ class Storage(Protocol):
         """Remove n items, and more until `nbytes` of payload have gone; returns how many went.
 
         What went is returned too. Here and below, `keep` says whether somebody may still read
-        its payload; else only its keys count.
+        its payload; else only its keys count, for a journal, and a storage that takes none may
+        leave them out.
         """
         ...
 

@@ -182,7 +182,7 @@ class FrameStorage:
         self._tidy_rows()
         return keys
 
-    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+    def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         return None
 
     def keep_indexes(self, selectors: Sequence[Selector]) -> None:

@@ -273,7 +273,7 @@ class SqlStorage:
             default = self.highest_priority()
         return self._writing.insert(new, *self._codecs(), default)
 
-    def recycle(self, remover: Selector, new: NewItems) -> Keys | None:
+    def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         return None
 
     # -- choosing ----------------------------------------------------------------------------------
