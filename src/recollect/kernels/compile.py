@@ -192,8 +192,8 @@ def _a_helper(family: str, folder: Path) -> Iterator[Callable[[], None] | None]:
         )
 
         def share() -> None:
-            _compile_unclaimed(Path(claims))
-            helper.wait()
+            if _compile_unclaimed(Path(claims)) < len(_marked):
+                helper.wait()
 
         try:
             yield share
@@ -214,13 +214,17 @@ def help_with(family: str, folder: str, claims: str) -> None:
         _compile_unclaimed(Path(claims))
 
 
-def _compile_unclaimed(claims: Path) -> None:
+def _compile_unclaimed(claims: Path) -> int:
+    """Compile the kernels that the other process has not claimed; returns how many."""
+    count = 0
     for number, compile_once in enumerate(_marked):
         try:
             (claims / str(number)).touch(exist_ok=False)
         except FileExistsError:
             continue
         compile_once()
+        count += 1
+    return count
 
 
 def _writable_folder() -> Path | None:
