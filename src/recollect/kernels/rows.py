@@ -197,28 +197,28 @@ def _record(directory, location):
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(table, ints, table, int64, ints)")
-def gather(directory, locations, columns, list_id, targets):
-    """Copy the fixed columns of rows, each into the array at its place in a list.
+@kernel("void(table, ints, table, int64, ints, int64, int64)")
+def gather(directory, locations, columns, list_id, targets, begin, end):
+    """Copy the fixed columns of the rows [begin, end), each into the array at its place in a list.
 
-    More than a cache could hold goes past it. `targets` has room for an address a column.
+    More than a cache could hold goes past it. `targets` has room for an address a column; two
+    threads may share it.
     """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = columns.shape[0]
-    n = locations.size
     width = np.int64(0)
     for c in range(count):
         if columns[c, CELL] == FIXED:
             targets[c] = data_of(objects[c])
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
     lines = min((width + 63) >> 6, np.int64(4))
-    streams = n * width >= STREAMED
-    for i in range(min(AHEAD, n)):
+    streams = locations.size * width >= STREAMED
+    for i in range(begin, min(begin + AHEAD, end)):
         record = _record(directory, locations[i])
         for line in range(lines):
             prefetch(record + 64 * line)
-    for i in range(n):
-        if i + AHEAD < n:
+    for i in range(begin, end):
+        if i + AHEAD < end:
             following = _record(directory, locations[i + AHEAD])
             for line in range(lines):
                 prefetch(following + 64 * line)
@@ -250,24 +250,21 @@ def measure(directory, locations, columns, varying, offsets, present):
             offsets[k, i + 1] = offsets[k, i] + max(length, np.int64(0))
 
 
-@kernel("void(table, ints, table, ints, table, int64, ints)")
-def gather_cells(directory, locations, columns, varying, offsets, list_id, targets):
-    """Copy varying columns, each into the array at its place in a list.
+@kernel("void(table, ints, table, ints, table, int64, int64, int64)")
+def gather_cells(directory, locations, columns, varying, offsets, list_id, begin, end):
+    """Copy varying columns of the rows [begin, end), each into the array at its place in a list.
 
     Ragged cells go end to end, optional ones each to its row. Cells grow from the back of a
     segment, so the last is read first: then addresses rise, and the processor fetches the next
-    cell by itself while one is copied. More than a cache could hold goes past it. `targets` has
-    room for an address a column.
+    cell by itself while one is copied. More than a cache could hold goes past it.
     """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = varying.size
-    n = locations.size
     total = np.int64(0)
     for k in range(count):
-        targets[k] = data_of(objects[k])
-        total += offsets[k, n] * columns[varying[k], SIZE]
+        total += offsets[k, locations.size] * columns[varying[k], SIZE]
     streams = total >= STREAMED
-    for i in range(n - 1, -1, -1):
+    for i in range(end - 1, begin - 1, -1):
         base = directory[locations[i] >> 32, DIRECTORY_BASE]
         record = _record(directory, locations[i])
         for k in range(count - 1, -1, -1):
@@ -278,7 +275,7 @@ def gather_cells(directory, locations, columns, varying, offsets, list_id, targe
             size = length * x[SIZE]
             source = base + (np.int64(int32_at(record + x[OFFSET])[0]) << 3)
             start = offsets[k, i] if x[CELL] == RAGGED else np.int64(i)
-            target = targets[k] + start * x[SIZE]
+            target = data_of(objects[k]) + start * x[SIZE]
             if streams and size >= 1024:
                 stream_bytes(target, source, size)
             else:

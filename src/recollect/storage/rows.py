@@ -21,6 +21,7 @@ from recollect.ragged import Ragged
 from recollect.schema import Column, Rows, Schema
 from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
+from recollect.storage.helping import in_parts
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -31,6 +32,10 @@ SMALLEST = 64 << 10
 HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
+NARROW = 4096  # bytes of a row that memory is asked for by a few lines
+MANY = 384 << 10  # bytes of such rows that are worth a second thread
+MANY_CELLS = 2 << 20  # the same of cells, which are read one after another
+PARTS = 8  # that two threads share
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
 
@@ -83,7 +88,7 @@ class Cell(NamedTuple):
 class Reading:
     """Which columns are read, worked out once for all readers: the columns of a store, or some."""
 
-    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole")
+    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
 
     def __init__(
         self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
@@ -108,6 +113,7 @@ class Reading:
             if column.ragged or column.optional
         ]
         self.numbers = np.array([places[cell.place] for cell in self.varying], np.int64)
+        self.width = sum(columns[place].size for place, _, _ in self.fixed)  # bytes of a row
 
 
 class RowStore:
@@ -460,7 +466,16 @@ class Reader:
         if reading.fixed:
             targets = np.empty(len(arrays), np.int64)
             entries = self._directory.entries
-            self._kernels.gather(entries, locations, reading.table, id(arrays), targets)
+            if reading.width <= NARROW and count * reading.width >= MANY:
+                bounds = [*range(0, count, -(-count // PARTS)), count]
+                in_parts(
+                    self._kernels.gather, bounds,
+                    entries, locations, reading.table, id(arrays), targets,
+                )  # fmt: skip
+            else:
+                self._kernels.gather(
+                    entries, locations, reading.table, id(arrays), targets, 0, count
+                )
         present = None
         if reading.varying:
             present = self._gather_cells(reading, locations, allocate, arrays)
@@ -506,11 +521,18 @@ class Reader:
             else:
                 values.append(allocate((len(locations), *cell.column.shape), cell.element))
                 values[-1].fill(0)
-        targets = np.empty(len(values), np.int64)
-        entries = self._directory.entries
-        self._kernels.gather_cells(
-            entries, locations, reading.whole, reading.numbers, offsets, id(values), targets
-        )
+        bounds = [0, len(locations)]
+        if sum(column.nbytes for column in values) >= MANY_CELLS:
+            most = offsets[int(np.argmax(lengths))]  # of the longest column: parts of equal length
+            inner = np.searchsorted(most, np.arange(1, PARTS) * (most[-1] / PARTS))
+            bounds = [0, *inner.tolist(), len(locations)]
+        arguments = (
+            self._directory.entries, locations, reading.whole, reading.numbers, offsets, id(values)
+        )  # fmt: skip
+        if len(bounds) > 2:
+            in_parts(self._kernels.gather_cells, bounds, *arguments)
+        else:
+            self._kernels.gather_cells(*arguments, *bounds)
         present: dict[str, NDArray[np.bool_]] = {}
         flags_of = flags.view(np.bool_)
         for number, cell in enumerate(reading.varying):
