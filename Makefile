@@ -44,7 +44,7 @@ docs: $(VENV)/.dev ## build the documentation into site/; a warning is an error
 	@echo "docs: open site/index.html"
 
 soak: $(VENV)/.dev ## the tests that run for minutes: crash loops, long churn
-	$(call pytest_marked,soak)
+	$(PYTEST) -n $(WORKERS) -m soak
 
 clean: ## remove .venv, caches and what builds left; bench/.envs stays, it takes long to make
 	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

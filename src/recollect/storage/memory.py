@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 NO_PARTITION = np.zeros(1, np.int32)
-OUTPUTS = 24 << 20  # bytes of large outputs that are kept for reuse,
+OUTPUTS = 12 << 20  # bytes of large outputs that are kept for reuse,
 OUTPUT_SHARE = 32  # and one in so many of the payload
 SEGMENTS = 16 << 20  # the same for segments: as one is opened, two may just have died
 LARGEST_CHUNK = 256  # items that `hide_up_to` looks at together
