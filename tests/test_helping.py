@@ -16,7 +16,6 @@ from recollect.storage import helping, rows
 @pytest.fixture
 def two_cores(monkeypatch):
     monkeypatch.setattr(helping, "cores", lambda: 2)
-    monkeypatch.setattr(rows, "MANY", 0)
     monkeypatch.setattr(rows, "MANY_CELLS", 0)
 
 

@@ -32,9 +32,7 @@ SMALLEST = 64 << 10
 HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
-NARROW = 4096  # bytes of a row that memory is asked for by a few lines
-MANY = 384 << 10  # bytes of such rows that are worth a second thread
-MANY_CELLS = 2 << 20  # the same of cells, which are read one after another
+MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
 PARTS = 8  # that two threads share
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
@@ -88,7 +86,7 @@ class Cell(NamedTuple):
 class Reading:
     """Which columns are read, worked out once for all readers: the columns of a store, or some."""
 
-    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
+    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole")
 
     def __init__(
         self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
@@ -113,7 +111,6 @@ class Reading:
             if column.ragged or column.optional
         ]
         self.numbers = np.array([places[cell.place] for cell in self.varying], np.int64)
-        self.width = sum(columns[place].size for place, _, _ in self.fixed)  # bytes of a row
 
 
 class RowStore:
@@ -466,16 +463,7 @@ class Reader:
         if reading.fixed:
             targets = np.empty(len(arrays), np.int64)
             entries = self._directory.entries
-            if reading.width <= NARROW and count * reading.width >= MANY:
-                bounds = [*range(0, count, -(-count // PARTS)), count]
-                in_parts(
-                    self._kernels.gather, bounds,
-                    entries, locations, reading.table, id(arrays), targets,
-                )  # fmt: skip
-            else:
-                self._kernels.gather(
-                    entries, locations, reading.table, id(arrays), targets, 0, count
-                )
+            self._kernels.gather(entries, locations, reading.table, id(arrays), targets)
         present = None
         if reading.varying:
             present = self._gather_cells(reading, locations, allocate, arrays)
