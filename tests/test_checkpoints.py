@@ -253,6 +253,27 @@ def test_leaving_the_block_with_an_error_saves(tmp_path: Path) -> None:
     assert len(again) == 2
 
 
+def test_a_rank_that_ends_twice_saves_one_set(tmp_path: Path) -> None:
+    """It hears of the other's end, saves, goes on for a step, and is then told to end itself."""
+    tables = [filled(), filled()]
+    ranks = [rc.Checkpoints(tmp_path, tables[r], r, 2, signals=False, timeout=5) for r in range(2)]
+    try:
+        for one in ranks:
+            one.maybe_save(3)
+        ranks[0]._crash("SIGTERM")  # rank 1 hears of it, and completes the set
+        (found,) = find_sets(tmp_path)
+        assert found.committed
+        assert found.steps == {0: 3, 1: 3}
+        tables[1].insert({"x": [2]})
+        ranks[1].maybe_save(4)
+        ranks[1]._crash("SIGTERM")
+        (found,) = find_sets(tmp_path)
+        assert found.steps == {0: 3, 1: 3}
+    finally:
+        for one in ranks:
+            one.close()
+
+
 PROGRAM = """
 import sys, recollect as rc
 table = rc.Table("t", capacity=10)

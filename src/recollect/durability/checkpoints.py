@@ -367,7 +367,10 @@ class Checkpoints:
             with self._changed:
                 step = 0 if self._step is None else self._step
             run = self._agreement.run or f"{self.rank:05d}"
-            folder = uncommitted(self.path / f"crash-{run}")
+            folder = self.path / f"crash-{run}"
+            if self._crash_step is not None and folder != uncommitted(folder):
+                return folder  # whole, and somebody has ended: no later set could be whole
+            folder = uncommitted(folder)
             if self._crash_step != step or read_set(folder) is None:
                 write_shard(folder, self._store, self.rank, self.world_size, step, run=run)
                 self._crash_step = step
