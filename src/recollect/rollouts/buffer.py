@@ -123,6 +123,9 @@ class RolloutBuffer:
         that have none. A group that is too old already is retried or discarded as its staleness
         says. A `group_id` that is stored is replaced; one that is leased raises `InvalidValue`.
         """
+        key = self._core.put_directly(group, version)
+        if key is not None:
+            return key
         verb = self._core.put(group, version)
         table = self._core.table
         return verb.finish(

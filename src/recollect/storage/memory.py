@@ -271,10 +271,17 @@ class MemoryStorage:
     def _tidy(self, opened: int) -> None:
         """Drop segments that died, and compact if new ones were opened."""
         now = self._items.now
-        if now[layout.DEAD_SEGMENTS]:
+        dead = now[layout.DEAD_SEGMENTS]
+        if dead:
             now[layout.DEAD_SEGMENTS] = 0
-            for store, _ in self._stores():
-                store.drop_dead()
+            last = int(now[layout.DEAD_LAST])
+            if dead > 1:
+                for store, _ in self._stores():
+                    store.drop_dead()
+            elif last >= 0 and self._rows is not None:
+                self._rows.drop(last)
+            elif self._shared is not None:
+                self._shared.drop(~last)
         shrunk = now[layout.ROWS] < self._fewer_rows or now[layout.PAYLOAD] < self._fewer_bytes
         if opened != self._opened or shrunk:
             self._opened = opened
