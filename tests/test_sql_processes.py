@@ -93,7 +93,6 @@ def kill_at_random(url: str, folder: Path, *, workers: int, kills: int) -> None:
 
 def test_killed_processes_lose_nothing(postgres: PostgresServer, tmp_path: Path) -> None:
     kill_at_random(postgres.schema(), tmp_path, workers=8, kills=12)
-    assert "deadlock detected" not in (postgres.folder / "log").read_text()
 
 
 @pytest.mark.soak
@@ -101,7 +100,6 @@ def test_processes_that_are_killed_for_minutes_lose_nothing(
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     kill_at_random(postgres.schema(), tmp_path, workers=8, kills=150)
-    assert "deadlock detected" not in (postgres.folder / "log").read_text()
 
 
 def test_processes_share_a_sqlite_file(tmp_path: Path) -> None:

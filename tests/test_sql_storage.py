@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer
+from postgres_server import plain_driver
 
 import recollect as rc
 from recollect.storage.sql import dialects, tables
@@ -122,9 +122,7 @@ def test_a_tag_may_have_any_name(url: str, name: str) -> None:
 
 def test_another_version_of_the_tables_is_refused(url: str) -> None:
     opened(url).close()
-    engine = sa.create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-    )
+    engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.execute(sa.update(tables.meta).values(version=tables.VERSION + 1))
     with pytest.raises(rc.StorageError, match="version 2, and this Recollect works with version 1"):
@@ -242,84 +240,6 @@ def test_eviction_of_many_is_a_few_statements(url: str, statements: list[str]) -
     table.close()
 
 
-def plan(table: rc.Table, n: int, where: Any = None) -> str:
-    """How the database executes a take, in its own words."""
-    explained: list[str] = []
-
-    def explain(c: Any, cursor: Any, statement: str, parameters: Any, _x: Any, _m: bool) -> None:
-        if "LIMIT" in statement and "ORDER BY" in statement:
-            how = "EXPLAIN QUERY PLAN" if c.dialect.name == "sqlite" else "EXPLAIN"
-            rows = c.connection.driver_connection.cursor().execute(f"{how} {statement}", parameters)
-            explained.append("\n".join(str(row[-1]) for row in rows))
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
-    try:
-        table.give_back(table.take(n, where=where, lease=60).info.lease)
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
-    return explained[0]
-
-
-@pytest.fixture(scope="module")
-def big(postgres: PostgresServer) -> str:
-    """A table of 100,000 items: 1,000, and 99 copies of each with keys of their own."""
-    url = postgres.schema()
-    with opened_big(url, ()) as table:
-        rng = np.random.default_rng(0)
-        table.insert(
-            {"x": np.arange(1000)},
-            version=rng.integers(0, 50, 1000),
-            score=rng.random(1000),
-            task=rng.choice(["math", "code"], 1000).tolist(),
-            status="done",
-        )
-    engine = sa.create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-    )
-    with engine.begin() as connection:
-        names = sa.inspect(connection).get_columns("recollect_items_1")
-        columns = [column["name"] for column in names if column["name"] != "key"]
-        listed = ", ".join(f'"{name}"' for name in columns)
-        connection.exec_driver_sql(
-            f"INSERT INTO recollect_items_1 (key, {listed}) SELECT key + 1000 * copy, {listed} "
-            "FROM recollect_items_1, generate_series(1, 99) AS copies (copy)"
-        )
-        connection.exec_driver_sql(
-            "UPDATE recollect_tables SET items = 100000, counter = 100000, inserts = 100000"
-        )
-    return url
-
-
-def opened_big(url: str, by: tuple[str, ...], **options: Any) -> rc.Table:
-    tags = {"score": float}
-    return opened(url, "big", capacity=200_000, partition_by=by, tags=tags, **options)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.FreshestFirst(), rc.Largest("score")],
-    ids=str,
-)
-def test_an_ordered_take_walks_an_index(big: str, sampler: rc.Selector) -> None:
-    """Of 64 among 100,000: no sort, and no scan of the table."""
-    for by, where in ((), None), (("task", "status"), {"task": "math", "status": "done"}):
-        with opened_big(big, by, sampler=sampler) as table:
-            said = plan(table, 64, where)
-            assert "Index Scan" in said
-            assert "Sort" not in said
-            assert "Seq Scan" not in said
-            assert table.take(64, where=where).num_items == 64
-
-
-def test_an_ordered_take_walks_an_index_of_sqlite(tmp_path: Path) -> None:
-    for sampler in (rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.Largest("priority")):
-        with opened(f"sqlite:///{tmp_path}/{sampler}.db", sampler=sampler, capacity=9000) as table:
-            table.insert({"x": np.arange(5000)}, version=np.arange(5000) % 7)
-            said = plan(table, 64)
-            assert "USING INDEX" in said or "USING INTEGER PRIMARY KEY" in said or "SCAN" in said
-            assert "TEMP B-TREE" not in said, sampler
-
-
 # -- details ---------------------------------------------------------------------------------------
 def test_a_follower_is_told_after_the_commit(tmp_path: Path) -> None:
     table = opened(f"sqlite:///{tmp_path}/t.db")
@@ -383,9 +303,7 @@ def test_a_call_that_is_interrupted_has_not_happened(monkeypatch: pytest.MonkeyP
 def test_a_table_that_was_dropped_says_so(url: str) -> None:
     with opened(url) as table:
         table.insert({"x": [1]})
-        engine = sa.create_engine(
-            url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-        )
+        engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
         with engine.begin() as connection:
             connection.execute(sa.delete(tables.tables))
         with pytest.raises(rc.StorageError, match="removed from its database"):

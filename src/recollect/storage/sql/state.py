@@ -2,7 +2,9 @@
 
 Every transaction begins by reading the row. One that has the table for itself locks it FOR
 UPDATE; those that only take in an order lock it FOR KEY SHARE, and run side by side. Both end by
-adding to it what has changed, in one statement, which in PostgreSQL also tells who listens.
+adding to it what has changed, in one statement, which in PostgreSQL also tells who listens. Once in
+many thousand times PostgreSQL finds a deadlock between the two locks (`failures.is_deadlocked`);
+nothing has happened by then, and the one that it undid begins again.
 """
 
 from __future__ import annotations
