@@ -17,6 +17,7 @@ from bench import (
     machine,
     packing,
     report,
+    sql,
     startup,
     tables,
 )
@@ -42,6 +43,7 @@ ANATOMY = "anatomy"
 JOURNAL = "journal"
 PACKING = "packing"
 CHECKPOINT = "checkpoint"
+SQL = "sql"
 BEGAN = time.monotonic()
 
 
@@ -74,6 +76,8 @@ def main() -> None:
         made.append(tables.packing(packing.measure(10 if options.quick else 40, _say)))
     if OURS in options.peers and _wanted(CHECKPOINT, options.only) and not options.quick:
         made.extend(tables.checkpoints(checkpoint.measure(_say)))
+    if OURS in options.peers and _wanted(SQL, options.only):
+        made.extend(sql.tables(sql.measure(_say, quick=options.quick)))
     print("\n" + "\n\n".join(map(report.as_text, made)))
     if options.json:
         whole = {
@@ -94,7 +98,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     names = [OURS, *(peer.name for peer in PEERS)]
-    workloads = [*all_workloads(), STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING]
+    workloads = [*all_workloads(), STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING, SQL]
     parser.add_argument("--quick", action="store_true", help="small buffers, two short rounds")
     parser.add_argument("--only", type=_list, help=f"of {','.join(workloads)}", metavar="W1,W2")
     parser.add_argument("--peers", type=_list, default=names, help=f"of {','.join(names)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -290,3 +291,56 @@ def test_a_child_has_a_connection_of_its_own(
     subprocess.run(
         [sys.executable, "-c", FORKED, url], check=True, env={**os.environ, "PYTHONPATH": path}
     )
+
+
+CONTENDING = """
+import os, sys
+from sql_workers import table
+
+processes, turns = 8, 4
+reader, writer = os.pipe()
+children = []
+for number in range(processes):
+    child = os.fork()
+    if not child:
+        failed = 1
+        try:
+            os.close(writer)
+            os.read(reader, 1)  # until all are there: then they open a new file together
+            jobs = table(sys.argv[1])
+            for turn in range(turns):
+                jobs.insert({"x": [turns * number + turn]})
+                print(jobs.take(1)["x"][0], flush=True)
+            jobs.close()
+            failed = 0
+        except BaseException as error:
+            print("failed", error, flush=True)
+        finally:
+            os._exit(failed)
+    children.append(child)
+os.close(writer)
+sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
+def test_a_locked_file_is_never_seen(tmp_path: Path) -> None:
+    """Eight processes open a new file at one moment and contend; a ninth is in everybody's way."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", CONTENDING, f"sqlite:///{tmp_path}/t.db"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as run:
+        assert run.stdout is not None
+        said = [run.stdout.readline().strip()]  # by now somebody has made the tables
+        other = sqlite3.connect(tmp_path / "t.db", isolation_level=None, timeout=60)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(subprocess.TimeoutExpired):
+            run.wait(1.5)  # longer than SQLite itself waits
+        other.execute("COMMIT")
+        other.close()
+        said += run.stdout.read().split("\n")[:-1]
+    assert run.returncode == 0, said
+    assert sorted(map(int, said)) == list(range(32))
+    with table(f"sqlite:///{tmp_path}/t.db") as jobs:
+        stats = jobs.stats()
+    assert (stats["size"], stats["inserts"], stats["samples"]) == (0, 32, 32)

@@ -156,13 +156,6 @@ def test_a_wrong_address_says_what_is_expected(wrong: Any) -> None:
         rc.SqlStorage(wrong)
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    path.write_bytes(b"this is text and no database" * 100)
-    with pytest.raises(rc.StorageError, match="not a database"):
-        opened(f"sqlite:///{path}")
-
-
 def test_a_password_is_not_shown(tmp_path: Path) -> None:
     storage = rc.SqlStorage(f"postgresql://me:secret@/db?host={tmp_path}", patience=0)
     assert "secret" not in repr(storage)
