@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from recollect.cli.showing import add_json, add_path, lines, print_json, size, span
+from recollect.cli.showing import add_json, add_path, lines, print_json
+from recollect.readable import size, span
 
 
 def add(commands: Any) -> None:

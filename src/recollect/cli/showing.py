@@ -22,23 +22,6 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
 
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def span(seconds: float) -> str:
-    """A time span as a person reads it."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
 def lines(pairs: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
     """Names and values in two columns."""
     listed = [(name, value) for name, value in pairs]
