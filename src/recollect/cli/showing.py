@@ -18,6 +18,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
+    """What a person may type, shown at the end of the command's help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
+
+
 def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
 
