@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,7 @@ REMEMBERED = 8  # confirmed steps for which reports may still come
 FORMAT = 1
 
 
+@runtime_checkable
 class HasBuffer(Protocol):
     """A source that fills a buffer, such as a manager of producers."""
 
@@ -121,9 +122,12 @@ class DataPreparation:
         sinks: Sequence[Sink] = (),
         first_step: int = 1,
     ) -> None:
-        self.buffer = source if isinstance(source, RolloutBuffer) else source.buffer
-        if not isinstance(self.buffer, RolloutBuffer):
-            raise InvalidValue(f"source: expected a RolloutBuffer, got {shown(source)}")
+        found = source.buffer if isinstance(source, HasBuffer) else source
+        if not isinstance(found, RolloutBuffer):
+            raise InvalidValue(
+                f"source: expected a RolloutBuffer, or what has one as `buffer`, got {shown(source)}"
+            )
+        self.buffer = found
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
         if not sum(sizes.values()):
             raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
