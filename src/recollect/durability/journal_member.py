@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 OVERHEAD = 64  # bytes that an entry takes beside its payload, about
 FLUSH_AT = 8 << 20  # bytes that are written without waiting for the interval
-MOST_QUEUED = 64 << 20  # bytes of a member that may wait while others are written
+MOST_QUEUED = 16 << 20  # bytes of a member that may wait while others are written
+PINNED = 4 * MOST_QUEUED  # bytes that are read until they are synced: two records and the queue
 
 
 class Journaled(ABC):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal import as_journal
-from recollect.durability.journal_member import Journaled
+from recollect.durability.journal_member import PINNED, Journaled
 from recollect.durability.journal_open import OpenJournal
 from recollect.durability.journal_payload import pinned
 from recollect.durability.journal_records import (
@@ -95,6 +95,9 @@ class JournaledTable(Journaled):
         table = self.table
         table._effects.journal = self
         table._effects.add(self)
+        storage = table._storage
+        assert isinstance(storage, MemoryStorage)
+        storage._segments.lent = PINNED
         self.number = self.durable_number = table._effects.number
         if table._schema is not None and not self.position:
             self.columns(table._schema, table._shared_schema)
