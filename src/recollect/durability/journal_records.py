@@ -89,8 +89,11 @@ class Entry:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def encode(number: int, entries: Sequence[Entry]) -> list[Any]:
-    """A record of these entries, as pieces of bytes; `number` counts records."""
+def encode(number: int, entries: Sequence[Entry], safe: int) -> list[Any]:
+    """A record of these entries, as pieces of bytes; `number` counts records.
+
+    Those before `safe` are synced. A reader that finds one of them torn knows that it was damaged.
+    """
     members: dict[int, list[Entry]] = {}
     for entry in entries:
         members.setdefault(entry.member, []).append(entry)
@@ -112,7 +115,7 @@ def encode(number: int, entries: Sequence[Entry]) -> list[Any]:
         if blobs:
             streams.append((f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))]))
     listed = [(name, sum(map(len, pieces))) for name, pieces in streams]
-    header = {"number": number, "sections": listed}
+    header = {"number": number, "safe": safe, "sections": listed}
     text = json.dumps(header, separators=(",", ":")).encode()
     head = HEADER.pack(len(text)) + text
     record: list[Any] = [head + bytes(-len(head) % 8)]

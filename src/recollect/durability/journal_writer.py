@@ -15,10 +15,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
+from recollect.durability.journal_disk import Disk
 from recollect.durability.journal_log import Lock, Log
 from recollect.durability.journal_member import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal_records import MARK, STATE, Entry, encode
@@ -59,8 +59,7 @@ class Writer:
         self._something = threading.Event()  # there is something to do
         self._urgent = threading.Event()  # and it must not wait for the interval
         self.flushing = threading.RLock()  # held while records are made and written
-        self._unwritten: deque[tuple[list[Any], list[Entry]]] = deque()  # in order
-        self._disk: ThreadPoolExecutor | None = None  # writes while the next record is made
+        self._disk = Disk(log, self._wrote)
         self._changed = threading.Condition()  # guards what follows, and tells that it changed
         self._failure: Exception | None = None
         self._failures = 0
@@ -202,50 +201,37 @@ class Writer:
         return worked
 
     def _write(self) -> None:
-        """Write what is queued, as one record; or as several, if more comes faster than that."""
-        while self._unwritten:  # what failed the last time comes first
-            self._append()
-        number = self.log.number
-        writing: Future[None] | None = None
+        """Write what is queued, as one record; or as several, if more comes faster than that.
+
+        Then a record is made while the one before is written and the one before that is synced.
+        """
+        disk = self._disk
         try:
+            disk.write_again()  # what failed the last time comes first
+            number = self.log.number
             while True:
                 entries = self._cut()
                 self._tell_waiters()  # there is room again
                 if all(entry.kind == MARK for entry in entries):
+                    disk.finish()
                     self._wrote(entries)
-                    break
-                self._unwritten.append((encode(number, entries), entries))
+                    return
+                record = encode(number, entries, self.log.safe)
                 number += 1
-                if writing is not None:
-                    writing.result()
-                writing = self._pool().submit(self._append) if self._behind() else None
-                if writing is None:
-                    self._append()
-                    break
-        finally:
-            if writing is not None:
-                wait([writing])
-        if writing is not None:
-            writing.result()
+                if not self._behind():
+                    disk.write(record, entries)
+                    return
+                disk.start(record, entries)
+        except BaseException:
+            disk.give_up()
+            raise
 
     def _behind(self) -> bool:
         """Whether enough is queued to make the next record while this one is written."""
         return any(member.told - member.taken >= FLUSH_AT for member in self.members)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._disk is None:
-            self._disk = ThreadPoolExecutor(1, "recollect-journal-disk")
-        return self._disk
-
-    def _append(self) -> None:
-        """Write the first of the records that are not written."""
-        record, entries = self._unwritten[0]
-        self.log.append(record)
-        self._unwritten.popleft()
-        self._wrote(entries)
-        self._tell_waiters()
-
     def _wrote(self, entries: list[Entry]) -> None:
+        """These are safe."""
         last: dict[int, Entry] = {}
         size: dict[int, int] = {}
         for entry in entries:
@@ -260,6 +246,7 @@ class Writer:
                 self._something.set()
             member.durable_position = max(member.durable_position, position)
             member.durable_number = max(member.durable_number, entry.number)
+        self._tell_waiters()
 
     def _cut(self) -> list[Entry]:
         """What is queued now: of each member what led to its state, and that state at the end.
@@ -296,7 +283,7 @@ class Writer:
         log.error("%s", why)
         self._ended = why
         self._queue.clear()
-        self._unwritten.clear()
+        self._disk.forget()
 
     # -- snapshots --------------------------------------------------------------------------------
     def start_compacting(self) -> None:
@@ -350,8 +337,7 @@ class Writer:
             if self._ended is None:
                 self._ended = f"{self.path}: the journal is closed"
             self.calm = False
-        if self._disk is not None:
-            self._disk.shutdown()
+        self._disk.close()
         self._lock.release()
         _open.discard(self)
         self._tell_waiters()
@@ -365,7 +351,7 @@ class Writer:
         """A last record without effects: nothing was lost."""
         try:
             if self.log.number != self._goodbye:
-                self.log.append(encode(self.log.number, []))
+                self.log.append(encode(self.log.number, [], self.log.safe))
             self.log.roll()
         except OSError as error:
             self._failure = error
