@@ -107,7 +107,7 @@ class FaultyFile(LocalFile):
             raise OSError(errno.EIO, "a write stops half-way")
         super()._put(view)
 
-    def _put_all(self, views: list[memoryview]) -> None:
+    def _put_all(self, views: list[memoryview], direct: bool) -> None:
         self._put(memoryview(b"".join(views)))
 
     def sync(self) -> None:

@@ -89,7 +89,7 @@ class Log:
             self._begin()
         assert self._file is not None
         pieces = frame(list(_joined(record)), self._end)
-        written = self._file.write_all(pieces)
+        written = self._file.write_all(pieces, direct=self._synced)
         self._end += written
         self.bytes += written
         self.number += 1
