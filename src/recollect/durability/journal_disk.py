@@ -7,11 +7,10 @@ fails, all unsafe records are written again, under their numbers and to another 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
 
-from recollect.durability.journal_log import Log
+from recollect.durability.journal_log import Log, Sections
 from recollect.durability.journal_records import Entry, encode
 
 
@@ -26,14 +25,14 @@ class Disk:
         self._writing: Future[None] | None = None
         self._syncing: Future[None] | None = None
 
-    def write(self, record: Sequence[Any], entries: list[Entry]) -> None:
+    def write(self, sections: Sections, entries: list[Entry]) -> None:
         """Write and sync a record."""
         self._unsafe.append(entries)
         self.finish()
-        self._log.write(record)
+        self._log.write(sections)
         self._sync(self._log.begin_sync())
 
-    def start(self, record: Sequence[Any], entries: list[Entry]) -> None:
+    def start(self, sections: Sections, entries: list[Entry]) -> None:
         """Have a record written and synced, and return when the one before it is written."""
         self._unsafe.append(entries)
         if self._writer is None:
@@ -41,7 +40,7 @@ class Disk:
             self._syncer = ThreadPoolExecutor(1, "recollect-journal-sync")
         if self._writing is not None:
             self._writing.result()
-        self._writing = self._writer.submit(self._write_and_sync, record)
+        self._writing = self._writer.submit(self._write_and_sync, sections)
 
     def finish(self) -> None:
         """Return when all that was started is safe; raises where that failed."""
@@ -55,7 +54,7 @@ class Disk:
         """What failed the last time."""
         if self._unsafe:
             for entries in self._unsafe:
-                self._log.write(encode(self._log.number, entries, self._log.safe))
+                self._log.write(encode(entries))
             self._log.begin_sync()()
             while self._unsafe:
                 self._synced(self._unsafe.popleft())
@@ -78,9 +77,9 @@ class Disk:
             if threads is not None:
                 threads.shutdown()
 
-    def _write_and_sync(self, record: Sequence[Any]) -> None:
+    def _write_and_sync(self, sections: Sections) -> None:
         """In the thread that writes."""
-        self._log.write(record)
+        self._log.write(sections)
         if self._syncing is not None:
             self._syncing.result()
         assert self._syncer is not None

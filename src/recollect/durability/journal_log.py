@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from recollect.durability.format import FORMAT, HEADER, frame, frames
 from recollect.errors import JournalError
 
 LARGE = 64 << 10  # bytes of a piece that is written by itself; smaller ones are joined
+Sections: TypeAlias = Sequence[tuple[str, list[Any]]]  # names, and bytes in pieces
+
 PREFIX, SUFFIX, BASE = "journal-", ".rcj", "base-"
 
 
@@ -74,20 +76,21 @@ class Log:
         self.number = number  # of the next record
         self.bytes = size(folder, files)  # of all files
 
-    def append(self, record: Sequence[Any]) -> None:
+    def append(self, sections: Sections) -> None:
         """Write the next record, and sync it."""
         try:
-            self.write(record)
+            self.write(sections)
             self.begin_sync()()
         except BaseException:
             self.give_up()
             raise
 
-    def write(self, record: Sequence[Any]) -> None:
+    def write(self, sections: Sections) -> None:
         """Write the next record. Where that fails, `give_up` is to be called."""
         if self._file is None:
             self._begin()
         assert self._file is not None
+        record = _record(self.number, self.safe, sections)
         pieces = frame(list(_joined(record)), self._end)
         written = self._file.write_all(pieces, direct=self._synced)
         self._end += written
@@ -159,6 +162,21 @@ class Log:
             if first < number:
                 self._files.remove_folder(path)
         self.bytes = size(self._folder, self._files)
+
+
+def _record(number: int, safe: int, sections: Sections) -> list[Any]:
+    """A record in pieces of bytes.
+
+    It says which records are synced by now: one of them that is torn has been damaged.
+    """
+    listed = [(name, sum(map(len, pieces))) for name, pieces in sections]
+    header = {"number": number, "safe": safe, "sections": listed}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    head = HEADER.pack(len(text)) + text
+    record: list[Any] = [head + bytes(-len(head) % 8)]
+    for (_, pieces), (_, length) in zip(sections, listed, strict=True):
+        record += [*pieces, bytes(-length % 8)]
+    return record
 
 
 def _joined(pieces: Sequence[Any]) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
 from recollect.columns import Columns
-from recollect.durability.format import HEADER, read_record
+from recollect.durability.format import read_record
 from recollect.durability.format import stream_of as arrow_stream
 from recollect.durability.journal_ipc import Form, form_of, stream_of
 from recollect.durability.journal_payload import Payload, read_all
@@ -89,11 +89,8 @@ class Entry:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def encode(number: int, entries: Sequence[Entry], safe: int) -> list[Any]:
-    """A record of these entries, as pieces of bytes; `number` counts records.
-
-    Those before `safe` are synced. A reader that finds one of them torn knows that it was damaged.
-    """
+def encode(entries: Sequence[Entry]) -> list[tuple[str, list[Any]]]:
+    """The sections of a record of these entries: a name, and the bytes in pieces."""
     members: dict[int, list[Entry]] = {}
     for entry in entries:
         members.setdefault(entry.member, []).append(entry)
@@ -114,14 +111,7 @@ def encode(number: int, entries: Sequence[Entry], safe: int) -> list[Any]:
         blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
         if blobs:
             streams.append((f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))]))
-    listed = [(name, sum(map(len, pieces))) for name, pieces in streams]
-    header = {"number": number, "safe": safe, "sections": listed}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    head = HEADER.pack(len(text)) + text
-    record: list[Any] = [head + bytes(-len(head) % 8)]
-    for (_, pieces), (_, size) in zip(streams, listed, strict=True):
-        record += [*pieces, bytes(-size % 8)]
-    return record
+    return streams
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:

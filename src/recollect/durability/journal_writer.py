@@ -208,7 +208,6 @@ class Writer:
         disk = self._disk
         try:
             disk.write_again()  # what failed the last time comes first
-            number = self.log.number
             while True:
                 entries = self._cut()
                 self._tell_waiters()  # there is room again
@@ -216,12 +215,11 @@ class Writer:
                     disk.finish()
                     self._wrote(entries)
                     return
-                record = encode(number, entries, self.log.safe)
-                number += 1
+                sections = encode(entries)
                 if not self._behind():
-                    disk.write(record, entries)
+                    disk.write(sections, entries)
                     return
-                disk.start(record, entries)
+                disk.start(sections, entries)
         except BaseException:
             disk.give_up()
             raise
@@ -351,7 +349,7 @@ class Writer:
         """A last record without effects: nothing was lost."""
         try:
             if self.log.number != self._goodbye:
-                self.log.append(encode(self.log.number, [], self.log.safe))
+                self.log.append([])
             self.log.roll()
         except OSError as error:
             self._failure = error
