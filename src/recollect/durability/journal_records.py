@@ -76,7 +76,7 @@ class Entry:
         values: Array = NO_VALUES,  # priorities; how often each key was sampled
         per_item: NDArray[np.int32] = NO_ROWS,
         at: float = 0.0,
-        about: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | bytes | None = None,  # bytes are JSON already
         payload: Payload | None = None,
         late: Payload | None = None,  # rows of items stored again; final observations of steps
         blobs: Mapping[str, bytes] | None = None,
@@ -173,8 +173,8 @@ def _form_of_effects() -> Form:
     return form_of(pa.schema(EFFECTS))
 
 
-def _text(about: Mapping[str, Any]) -> bytes:
-    return json.dumps(about, default=plain).encode()
+def _text(about: Mapping[str, Any] | bytes) -> bytes:
+    return about if isinstance(about, bytes) else json.dumps(about, default=plain).encode()
 
 
 def plain(value: Any) -> Any:
