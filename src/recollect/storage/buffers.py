@@ -66,7 +66,7 @@ def _references_of_unused() -> int:
 class BufferPool:
     """Keeps at most `most` bytes of buffers, in use or not, and reuses those that are free.
 
-    `lent` is how much more somebody may hold on to for a while after it was given up.
+    `lent` is how much more of large ones somebody may hold on to after they were given up.
     """
 
     def __init__(self, most: int) -> None:
@@ -92,7 +92,7 @@ class BufferPool:
                 return
             total = sum(kept.size for kept in self._buffers) + buffer.size
             place = 0
-            most = self.most + self.lent
+            most = self.most + (self.lent if buffer.size >= LARGE else 0)
             while total > most and place < len(self._buffers):
                 if sys.getrefcount(self._buffers[place]) == self._unused:
                     total -= self._buffers[place].size
