@@ -132,7 +132,7 @@ def _parts(path: Path) -> Iterator[tuple[str, float]]:
     record = stored[some]  # in memory that was touched
     count = FLAT_OUT * MIB // RECORD
     yield "gathering rows", _speed(lambda: np.take(stored, some, 0, record, "clip"), RECORD, count)
-    data = memoryview(record).cast("B")
+    data = record.data.cast("B")
     yield "hashing", _speed(lambda: xxhash.xxh3_64_intdigest(data), RECORD, count)
     for name, synced in (("writing whole blocks", False), ("the same, each synced", True)):
         file = LocalFile(path)
@@ -191,8 +191,8 @@ def _groups(path: Path | None) -> float:
 
     groups = [group() for _ in range(2 * GROUPS)]
     buffer = rc.RolloutBuffer(capacity=3 * GROUPS, journal=_journal(path))
-    for group in groups[GROUPS:]:
-        buffer.sync.put(group)
+    for one in groups[GROUPS:]:
+        buffer.sync.put(one)
     return _inserts(
         buffer.sync, buffer._core.table, path, lambda n: buffer.sync.put(groups[n]), GROUPS
     )
@@ -212,7 +212,7 @@ def _inserts(
     return int(times) / took
 
 
-SMALL = {
+SMALL: dict[str, Callable[[Path | None], float]] = {
     "single transitions": _transitions,
     "64 transitions": partial(_transitions, rows=64),
     "groups of 8 rollouts": _groups,
