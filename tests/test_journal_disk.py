@@ -43,7 +43,7 @@ class Writing:
         folder.mkdir()
         self.folder, self.acknowledged, self.failures = folder, list[int](), 0
         self.log = Log(folder, 0, True, [{"name": "t"}], files)
-        self.disk = Disk(self.log, self._synced)
+        self.disk = Disk(self.log, self._synced, threading.Event())
 
     def _synced(self, entries: list[Entry]) -> None:
         (entry,) = entries

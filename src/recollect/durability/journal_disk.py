@@ -6,6 +6,7 @@ fails, all unsafe records are written again, under their numbers and to another 
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,10 +16,16 @@ from recollect.durability.journal_records import Entry, encode
 
 
 class Disk:
-    """Used by one thread at a time; `synced` is told what each record held once it is safe."""
+    """Used by one thread at a time.
 
-    def __init__(self, log: Log, synced: Callable[[list[Entry]], None]) -> None:
-        self._log, self._synced = log, synced
+    `synced` is told what each record held once it is safe; `moved` is set when something that was
+    started has ended.
+    """
+
+    def __init__(
+        self, log: Log, synced: Callable[[list[Entry]], None], moved: threading.Event
+    ) -> None:
+        self._log, self._synced, self._moved = log, synced, moved
         self._unsafe: deque[list[Entry]] = deque()  # in order
         self._writer: ThreadPoolExecutor | None = None
         self._syncer: ThreadPoolExecutor | None = None
@@ -41,6 +48,13 @@ class Disk:
         if self._writing is not None:
             self._writing.result()
         self._writing = self._writer.submit(self._write_and_sync, sections)
+        self._writing.add_done_callback(self._ended)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing that was started is under way."""
+        # Who writes says what syncs before it ends.
+        return all(each is None or each.done() for each in (self._writing, self._syncing))
 
     def finish(self) -> None:
         """Return when all that was started is safe; raises where that failed."""
@@ -84,7 +98,11 @@ class Disk:
             self._syncing.result()
         assert self._syncer is not None
         self._syncing = self._syncer.submit(self._sync, self._log.begin_sync())
+        self._syncing.add_done_callback(self._ended)
 
     def _sync(self, sync: Callable[[], None]) -> None:
         sync()
         self._synced(self._unsafe.popleft())
+
+    def _ended(self, _: Future[None]) -> None:
+        self._moved.set()

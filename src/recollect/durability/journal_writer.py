@@ -59,7 +59,8 @@ class Writer:
         self._something = threading.Event()  # there is something to do
         self._urgent = threading.Event()  # and it must not wait for the interval
         self.flushing = threading.RLock()  # held while records are made and written
-        self._disk = Disk(log, self._wrote)
+        self._moved = threading.Event()  # more must be written, or something has been
+        self._disk = Disk(log, self._wrote, self._moved)
         self._changed = threading.Condition()  # guards what follows, and tells that it changed
         self._failure: Exception | None = None
         self._failures = 0
@@ -85,8 +86,11 @@ class Writer:
         if self._ended is not None:
             return
         self._queue.append(entry)
-        if urgent and not self._urgent.is_set():
-            self._urgent.set()
+        if urgent:
+            if not self._urgent.is_set():
+                self._urgent.set()
+            if not self._moved.is_set():
+                self._moved.set()
         if not self._something.is_set():
             self._something.set()
 
@@ -216,13 +220,26 @@ class Writer:
                     self._wrote(entries)
                     return
                 sections = encode(entries)
-                if not self._behind():
+                if sum(entry.nbytes for entry in entries) < FLUSH_AT and not self._behind():
                     disk.write(sections, entries)
                     return
                 disk.start(sections, entries)
+                if self._all_safe_before_more_comes():
+                    disk.finish()
+                    return
         except BaseException:
             disk.give_up()
             raise
+
+    def _all_safe_before_more_comes(self) -> bool:
+        """Sleep until what was started is safe, or until enough is queued for another record."""
+        while not self._behind():
+            self._moved.clear()
+            if self._disk.idle:
+                return True
+            if not self._behind():
+                self._moved.wait()
+        return False
 
     def _behind(self) -> bool:
         """Whether enough is queued to make the next record while this one is written."""
