@@ -2,8 +2,9 @@
 
 Nobody reads a journal before the next start, so pages for it are in the way: finding and filling
 them costs more than all else that is done for a byte. A disk that reads our memory itself wants
-whole blocks. So the few bytes up to the first whole block, and those after the last, go through
-pages as ever, and the file looks no different. Where a file system cannot do this, all bytes do.
+whole blocks, in memory and in the file; what lies otherwise is copied. The few bytes up to the
+first whole block, and those after the last, go through pages as ever, and the file looks no
+different. Where a file system cannot do this, all bytes do.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ Bytes = NDArray[np.uint8]
 BLOCK = 4096  # bytes; that of a disk is as large or smaller
 STAGE = 8 << 20  # bytes that are brought into whole blocks and written at once
 WORTH_IT = 1 << 20  # bytes of a write that is worth the trouble
+AT_ONCE = 1024  # pieces of one write; systems take no more
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux and FreeBSD
 
 
@@ -42,26 +44,41 @@ class Direct:
         self._write(source.next_into(self._stage[: min(-end % BLOCK, source.left)]))
         try:
             while self.possible and source.left >= BLOCK:
-                blocks = source.next_into(self._stage[: min(source.left & -BLOCK, STAGE)])
-                self._write(blocks[self._write_direct(blocks) :])
+                self._write_blocks(self._next_blocks(source))
         finally:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
         while source.left:
             self._write(source.next_into(self._stage[: source.left]))
 
-    def _write_direct(self, blocks: Bytes) -> int:
-        """Returns how many bytes were written; if not all, this does not work here."""
+    def _next_blocks(self, source: Source) -> list[Bytes]:
+        """Whole blocks in memory that begins with one: where they lie, or else in the stage."""
+        found: list[Bytes] = []
+        used = 0
+        while source.left >= BLOCK and len(found) < AT_ONCE:
+            blocks = source.blocks()
+            if blocks is None:
+                count = min(source.before_blocks() & -BLOCK, STAGE - used)
+                if not count:
+                    break
+                blocks = source.next_into(self._stage[used : used + count])
+                used += count
+            found.append(blocks)
+        return found
+
+    def _write_blocks(self, blocks: list[Bytes]) -> None:
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags | DIRECT)
-            done = os.write(self._descriptor, blocks.data)
+            done = os.writev(self._descriptor, [each.data for each in blocks])
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise
             done = 0
-        if done < blocks.size:
+        if done < sum(each.size for each in blocks):  # it does not work here
             self.possible = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
-        return done
+            for each in blocks:
+                self._write(each[done:])
+                done = max(0, done - each.size)
 
     def _write(self, data: Bytes) -> None:
         view: Any = data.data
@@ -70,7 +87,7 @@ class Direct:
 
 
 class Source:
-    """Pieces of bytes, to be copied one after another."""
+    """Pieces of bytes, one after another."""
 
     def __init__(self, views: Sequence[memoryview]) -> None:
         self._pieces = deque(np.frombuffer(view, np.uint8) for view in views if len(view))
@@ -88,3 +105,27 @@ class Source:
             done += count
         self.left -= done
         return target
+
+    def blocks(self) -> Bytes | None:
+        """The whole blocks that are next, if the disk can read them where they lie."""
+        if not _in_blocks(self._pieces[0]):
+            return None
+        piece = self._pieces.popleft()
+        count = piece.size & -BLOCK
+        if count < piece.size:
+            self._pieces.appendleft(piece[count:])
+        self.left -= count
+        return piece[:count]
+
+    def before_blocks(self) -> int:
+        """How many bytes come before the next ones that may be read where they lie."""
+        total = 0
+        for piece in self._pieces:
+            if total and total % BLOCK == 0 and _in_blocks(piece):
+                return total
+            total += piece.size
+        return total
+
+
+def _in_blocks(piece: Bytes) -> bool:
+    return piece.size >= BLOCK and piece.ctypes.data % BLOCK == 0

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from recollect.arrow import Parts, batch_to_arrow, taken_apart
 from recollect.batch import Batch
 from recollect.columns import Columns
+from recollect.durability.direct import BLOCK, WORTH_IT
 
 Array = NDArray[Any]
 
@@ -49,18 +50,25 @@ class Form:
         self._pack_nodes = struct.Struct(f"<{2 * nodes}q").pack_into
         self._pack_buffers = struct.Struct(f"<{2 * buffers}q").pack_into
 
-    def stream(self, rows: int, nodes: Sequence[int], buffers: Sequence[Array | None]) -> list[Any]:
+    def stream(
+        self, rows: int, nodes: Sequence[int], buffers: Sequence[Array | None], at: int = 0
+    ) -> list[Any]:
         """A stream of one batch, in pieces.
 
         `nodes` are length and number of nulls of each array, `buffers` what each consists of, both
-        in Arrow's order; None is a validity that nobody asks for.
+        in Arrow's order; None is a validity that nobody asks for. `at` says where the stream will
+        stand: large buffers then begin with a block.
         """
         head = bytearray(self._message)
         pieces: list[Any] = [self._schema, head]
+        at += len(self._schema) + len(head)
         offset = 0
         spans: list[int] = []
         for buffer in buffers:
             size = 0 if buffer is None else buffer.nbytes
+            if size >= WORTH_IT:
+                pieces.append(bytes(-(at + offset) % BLOCK))
+                offset += len(pieces[-1])
             spans += (offset, size)
             if size:
                 pieces.append(memoryview(buffer).cast("B"))  # type: ignore[arg-type]
@@ -99,7 +107,7 @@ def form_of(schema: Any) -> Form:
     return Form(pa.RecordBatch.from_arrays(nulls, schema=schema))
 
 
-def stream_of(columns: Columns) -> list[Any]:
+def stream_of(columns: Columns, at: int = 0) -> list[Any]:
     """The rows of a batch, or its shared cells, as a stream; its arrays are pieces, not copied."""
     parts = [
         taken_apart(name, column, columns.present.get(name))
@@ -116,7 +124,7 @@ def stream_of(columns: Columns) -> list[Any]:
     buffers: list[Array | None] = []
     for each in parts:
         _add(each, nodes, buffers)
-    return form.stream(columns._count(), nodes, buffers)
+    return form.stream(columns._count(), nodes, buffers, at)
 
 
 def _kind_of(name: str, parts: Parts) -> Any:

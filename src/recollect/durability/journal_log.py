@@ -16,17 +16,16 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from recollect.durability.direct import BLOCK, WORTH_IT
 from recollect.durability.files import LOCAL, Files, LocalFile
-from recollect.durability.format import FORMAT, HEADER, frame, frames
+from recollect.durability.format import FORMAT, FRAME, HEADER, frame, frames
 from recollect.errors import JournalError
 
 LARGE = 64 << 10  # bytes of a piece that is written by itself; smaller ones are joined
-Sections: TypeAlias = Sequence[tuple[str, list[Any]]]  # names, and bytes in pieces
-
 PREFIX, SUFFIX, BASE = "journal-", ".rcj", "base-"
 
 
@@ -53,6 +52,21 @@ class Lock:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class Sections:
+    """What a record holds, in order: names, and bytes in pieces."""
+
+    def __init__(self) -> None:
+        self.listed: list[tuple[str, int]] = []
+        self.pieces: list[Any] = []
+        self.size = 0  # bytes; the next section begins here
+
+    def add(self, name: str, pieces: Sequence[Any]) -> None:
+        size = sum(map(len, pieces))
+        self.listed.append((name, size))
+        self.pieces += [*pieces, bytes(-size % 8)]
+        self.size += size + -size % 8
 
 
 class Log:
@@ -90,7 +104,7 @@ class Log:
         if self._file is None:
             self._begin()
         assert self._file is not None
-        record = _record(self.number, self.safe, sections)
+        record = _record(self.number, self.safe, sections, self._end + FRAME.size)
         pieces = frame(list(_joined(record)), self._end)
         written = self._file.write_all(pieces, direct=self._synced)
         self._end += written
@@ -164,19 +178,18 @@ class Log:
         self.bytes = size(self._folder, self._files)
 
 
-def _record(number: int, safe: int, sections: Sections) -> list[Any]:
-    """A record in pieces of bytes.
+def _record(number: int, safe: int, sections: Sections, at: int) -> list[Any]:
+    """A record in pieces of bytes, which is to stand at an offset of its file.
 
-    It says which records are synced by now: one of them that is torn has been damaged.
+    It says which records are synced by now: one of them that is torn has been damaged. The sections
+    of a large one begin with a block of the file.
     """
-    listed = [(name, sum(map(len, pieces))) for name, pieces in sections]
-    header = {"number": number, "safe": safe, "sections": listed}
+    header = {"number": number, "safe": safe, "sections": sections.listed}
     text = json.dumps(header, separators=(",", ":")).encode()
+    if sections.size >= WORTH_IT:
+        text += b" " * (-(at + HEADER.size + len(text)) % BLOCK)
     head = HEADER.pack(len(text)) + text
-    record: list[Any] = [head + bytes(-len(head) % 8)]
-    for (_, pieces), (_, length) in zip(sections, listed, strict=True):
-        record += [*pieces, bytes(-length % 8)]
-    return record
+    return [head + bytes(-len(head) % 8), *sections.pieces]
 
 
 def _joined(pieces: Sequence[Any]) -> Iterator[Any]:

@@ -24,6 +24,7 @@ from recollect.columns import Columns
 from recollect.durability.format import read_record
 from recollect.durability.format import stream_of as arrow_stream
 from recollect.durability.journal_ipc import Form, form_of, stream_of
+from recollect.durability.journal_log import Sections
 from recollect.durability.journal_payload import Payload, read_all
 from recollect.errors import JournalError, SnapshotError
 from recollect.ragged import Ragged
@@ -89,29 +90,30 @@ class Entry:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def encode(entries: Sequence[Entry]) -> list[tuple[str, list[Any]]]:
-    """The sections of a record of these entries: a name, and the bytes in pieces."""
+def encode(entries: Sequence[Entry]) -> Sections:
+    """The sections of a record of these entries."""
     members: dict[int, list[Entry]] = {}
     for entry in entries:
         members.setdefault(entry.member, []).append(entry)
-    streams: list[tuple[str, list[Any]]] = []
+    sections = Sections()
     for member, told in members.items():
         merged = _merged(told)
         if not merged:
             continue
-        streams.append((f"{member}.effects", _effects(merged)))
+        sections.add(f"{member}.effects", _effects(merged))
         payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
         for place, batch in enumerate(read_all(payloads)):
-            streams.append((f"{member}.rows.{place}", stream_of(batch)))
+            sections.add(f"{member}.rows.{place}", stream_of(batch, sections.size))
             if batch.shared.columns:
-                streams.append((f"{member}.shared.{place}", stream_of(batch.shared)))
+                shared = stream_of(batch.shared, sections.size)
+                sections.add(f"{member}.shared.{place}", shared)
         late = [(e.late, e.nbytes) for e in merged if e.late is not None]
         for place, batch in enumerate(read_all(late)):
-            streams.append((f"{member}.late.{place}", stream_of(batch)))
+            sections.add(f"{member}.late.{place}", stream_of(batch, sections.size))
         blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
         if blobs:
-            streams.append((f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))]))
-    return streams
+            sections.add(f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))])
+    return sections
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from recollect.durability.journal_disk import Disk
-from recollect.durability.journal_log import Lock, Log
+from recollect.durability.journal_log import Lock, Log, Sections
 from recollect.durability.journal_member import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal_records import MARK, STATE, Entry, encode
 from recollect.errors import JournalError
@@ -366,7 +366,7 @@ class Writer:
         """A last record without effects: nothing was lost."""
         try:
             if self.log.number != self._goodbye:
-                self.log.append([])
+                self.log.append(Sections())
             self.log.roll()
         except OSError as error:
             self._failure = error
