@@ -25,7 +25,7 @@ from recollect.storage.rows import Directory, Reader
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
 
-CHUNK = 8 << 20  # bytes that are read together, about: memory of one size is used again
+CHUNK = 32 << 20  # bytes that are read together, about: memory of one size is used again
 MEMORY = BufferPool(64 << 20)
 
 
