@@ -63,7 +63,7 @@ class Writer:
         self._disk = Disk(log, self._wrote, self._moved)
         self._changed = threading.Condition()  # guards what follows, and tells that it changed
         self._failure: Exception | None = None
-        self._failures = 0
+        self.failures = 0  # how often writing failed
         self._tasks: list[tuple[Callable[[], bool], int, asyncio.Future[None]]] = []
         self._goodbye = log.number if closed else -1  # where a record would say it again
         self._ended: str | None = None  # why nothing is written any more
@@ -99,8 +99,8 @@ class Writer:
         done = self._done(member, number)
         if self._failure is None and self._ended is None and done():
             return
+        failures = member.failures
         with self._changed:
-            failures = self._failures
             while not done():
                 self._raise_if_failed(failures)
                 self._urgent.set()
@@ -112,8 +112,8 @@ class Writer:
         done = self._done(member, number)
         if self._failure is None and self._ended is None and done():
             return
+        failures = member.failures
         with self._changed:
-            failures = self._failures
             self._raise_if_failed(failures)
             if done():
                 return
@@ -137,7 +137,7 @@ class Writer:
         """Where nothing waits for the disk, an error of the last attempt reaches the next call."""
         if self._ended is not None:
             raise JournalError(self._ended)
-        if self._failure is not None and (self._failures > failures or not self._always):
+        if self._failure is not None and (self.failures > failures or not self._always):
             raise JournalError(
                 f"{self.path}: the journal cannot be written ({self._failure}); the change was "
                 "made in memory and is not on the disk; it is tried again until it is"
@@ -190,7 +190,7 @@ class Writer:
                 elif self._failure is None:
                     log.error("%s: the journal cannot be written: %s", self.path, error)
                 self._failure = error
-                self._failures += 1
+                self.failures += 1
                 if self.queued > GIVEN_UP:
                     self._end(
                         f"{self.path}: the journal was given up: its disk failed ({error}) for "
