@@ -9,6 +9,7 @@ import pytest
 
 import recollect as rc
 from recollect.durability import journal_ipc
+from recollect.durability.direct import BLOCK, WORTH_IT
 from recollect.durability.journal_ipc import stream_of
 from recollect.durability.journal_records import INSERTED, REMOVED, Entry, _effects
 from recollect.ragged import Ragged
@@ -108,3 +109,18 @@ def test_effects_have_a_row_each() -> None:
             "values": [], "per_item": [], "about": None,
         },
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [0, 8, 4096 + 16])
+def test_large_buffers_begin_with_a_block(at: int) -> None:
+    columns = {"a": np.arange(400, dtype=np.int8), "x": np.ones((400, 1024), np.float32)}
+    batch = rc.Batch({**columns, "y": np.zeros((400, 1000)), "z": np.arange(400)})
+    pieces = stream_of(batch, at)
+    large = 0
+    for piece in pieces:
+        if len(piece) >= WORTH_IT:
+            assert at % BLOCK == 0
+            large += 1
+        at += len(piece)
+    assert large == 2
+    assert read(pieces).equals(written_by_arrow(batch))
