@@ -8,6 +8,7 @@ too: each of them bounds what a journal can reach.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import statistics
@@ -129,7 +130,8 @@ def _parts(path: Path) -> Iterator[tuple[str, float]]:
     table.close()
     stored = np.random.default_rng(0).random((KEPT * ROWS, COLUMNS), np.float32)
     some = np.random.default_rng(0).permutation(len(stored))[: RECORD // MIB * ROWS]
-    record = stored[some]  # in memory that was touched
+    memory = np.frombuffer(mmap.mmap(-1, RECORD << 20), np.float32)  # begins with a page
+    record = np.take(stored, some, 0, memory.reshape(-1, COLUMNS), "clip")
     count = FLAT_OUT * MIB // RECORD
     yield "gathering rows", _speed(lambda: np.take(stored, some, 0, record, "clip"), RECORD, count)
     data = record.data.cast("B")
