@@ -10,6 +10,7 @@ import learning_curve  # of examples/, which conf.py puts on the path
 from pictures.goals import draw_goals
 from pictures.life_of_a_group import draw_life_of_a_group
 from pictures.next_rows import draw_next_rows
+from pictures.replay_curves import draw_replay_curves
 from pictures.rings import draw_ring
 from pictures.sequences import draw_sequences
 
@@ -24,6 +25,8 @@ def draw_all(folder: Path) -> None:
     draw_sequences(folder / "sequences.svg")
     draw_goals(folder / "goals.svg")
     draw_life_of_a_group(folder / "life-of-a-group.svg")
+    by_tokens, by_time = folder / "replay-by-tokens.svg", folder / "replay-by-time.svg"
+    draw_replay_curves(DOCS / "curves" / "grpo", by_tokens, by_time)
     for numbers in sorted((DOCS / "curves").glob("*.json")):
         curve = json.loads(numbers.read_text("utf-8"))
         learning_curve.draw(curve, folder / f"{numbers.stem}.svg")

@@ -9,12 +9,20 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from recollect.cli.showing import add_examples
+
 
 def add(commands: Any) -> None:
     sql = commands.add_parser("sql", help="databases that tables are stored in")
     verbs = sql.add_subparsers(metavar="VERB", required=True)
     init = verbs.add_parser("init", help="make the tables of Recollect in a database")
     init.add_argument("url", metavar="URL", help="sqlite:///replay.db, postgresql://user@host/name")
+    add_examples(
+        init,
+        "recollect sql init sqlite:///replay.db",
+        "recollect sql init postgresql://trainer@db.example/experience",
+    )
+    add_examples(sql, "recollect sql init sqlite:///replay.db")
     init.set_defaults(run=run_init)
 
 

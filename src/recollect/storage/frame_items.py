@@ -191,7 +191,7 @@ class ItemFrame:
             code = self.texts[name].code
             if isinstance(value, np.ndarray):
                 return np.array([code(text) for text in value.tolist()], np.int32)
-            return np.int32(code(value))  # type: ignore[arg-type]
+            return np.int32(code(value))
         dtype, absent = self._blank[name]
         if isinstance(value, np.ndarray):
             return value.astype(dtype)
