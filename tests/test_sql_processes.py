@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from postgres_server import PostgresServer
 from sql_workers import LEASE, PUT, Crew, table
 
@@ -183,6 +184,34 @@ def test_waiters_hear_of_other_processes(
     assert moved == list(range(6))
     for queue in queues:
         queue.close()
+
+
+def test_who_waits_for_another_process_asks_nothing(postgres: PostgresServer) -> None:
+    """PostgreSQL tells: while nothing happens no statement is sent."""
+    url = postgres.schema()
+    one, other = table(url), table(url)
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(one.take(1)["x"].tolist()))
+    thread.start()
+    while not one._gate.arrivals.waiters:
+        time.sleep(0.01)
+    time.sleep(0.3)  # it listens, and looks once more
+    sent: list[str] = []
+
+    def seen(_c: object, _cursor: object, statement: str, *_more: object) -> None:
+        sent.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", seen)
+    try:
+        time.sleep(1.0)
+        assert sent == []
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", seen)
+    other.insert({"x": [5]})
+    thread.join(60)
+    assert got == [5]
+    one.close()
+    other.close()
 
 
 def test_a_lease_of_a_process_that_died_lapses_for_the_others(postgres: PostgresServer) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from postgres_server import plain_driver
@@ -135,6 +136,77 @@ def test_a_configuration_names_its_database(url: str) -> None:
         table.insert({"x": [1]})
     with rc.Table.from_config(config) as table:
         assert len(table) == 1
+
+
+# -- what is in it --------------------------------------------------------------------------------
+def test_fields_and_tags_are_typed_columns_with_an_index_each(url: str) -> None:
+    tags = {"score": float, "level": int, "hard": bool, "kind": str}
+    with opened(url, tags=tags) as table:
+        table.insert(
+            {"x": [1]}, task="t", status="s", version=1, score=0.5, level=2, hard=True, kind="k"
+        )
+    look = sa.inspect(sa.create_engine(plain_driver(url), poolclass=sa.NullPool))
+    found = {column["name"]: column["type"] for column in look.get_columns("recollect_items_1")}
+    expected = {
+        "task": sa.Text, "status": sa.Text, "version": sa.Integer, "priority": sa.Float,
+        "tag_score": sa.Float, "tag_level": sa.Integer, "tag_hard": sa.Boolean, "tag_kind": sa.Text,
+        "payload": sa.LargeBinary,
+    }  # fmt: skip
+    for name, kind in expected.items():
+        assert isinstance(found[name], kind), name
+    indexes = [str(one) for one in look.get_indexes("recollect_items_1")]
+    for name in ("task", "status", "version", *(f"tag_{tag}" for tag in tags)):
+        assert any(name in one for one in indexes), name
+
+
+def test_payload_is_arrow(tmp_path: Path) -> None:
+    """What somebody reads who has Arrow and a database, and no Recollect."""
+    with opened(f"sqlite:///{tmp_path}/t.db") as table:
+        table.insert({"x": [1, 2, 3], "text": ["a", "b", "c"]}, rows_per_item=3)
+    file = sqlite3.connect(tmp_path / "t.db")
+    (payload,) = file.execute("SELECT payload FROM recollect_items_1").fetchone()
+    file.close()
+    schema = pa.schema([("x", pa.int64()), ("text", pa.large_utf8())])
+    rows = pa.ipc.read_record_batch(pa.py_buffer(payload), schema).to_pydict()
+    assert rows == {"x": [1, 2, 3], "text": ["a", "b", "c"]}
+
+
+def test_a_query_becomes_a_where_with_bound_values(url: str, statements: list[str]) -> None:
+    with opened(url, tags={"score": float}) as table:
+        table.insert({"x": [1, 2]}, score=[0.5, 0.9], task="'; DROP TABLE recollect_tables; --")
+        statements.clear()
+        assert table.take(1, where=rc.parse("score > 0.8 and task != 'x'"))["x"].tolist() == [2]
+        chosen = [one for one in statements if "ORDER BY" in one]
+        assert len(chosen) == 1
+        assert "tag_score >" in chosen[0]
+        assert "0.8" not in chosen[0]
+        assert ("SKIP LOCKED" in chosen[0]) == url.startswith("postgresql")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["task = 'a'; DROP TABLE recollect_tables", "task = 'a' -- ", "1 = 1 or task = 'a'", "a' or '"],
+)
+def test_a_text_that_is_no_query_is_refused(text: str) -> None:
+    with pytest.raises(rc.QueryError):
+        opened("sqlite://").count(rc.parse(text))
+
+
+def test_columns_of_any_name_are_data(url: str) -> None:
+    """Names of columns are in the payload, and in a text beside it."""
+    names = [text for text in HOSTILE if text and "." not in text and "\ud800" not in text]
+    with opened(url) as table:
+        table.insert({name: [place] for place, name in enumerate(names)})
+    with opened(url) as table:
+        batch = table.take(1)
+        assert [batch[name].tolist() for name in names] == [[p] for p in range(len(names))]
+
+
+def test_sqlite_writes_ahead(tmp_path: Path) -> None:
+    with opened(f"sqlite:///{tmp_path}/t.db"):
+        file = sqlite3.connect(tmp_path / "t.db")
+        assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        file.close()
 
 
 # -- what is wrong -------------------------------------------------------------------------------

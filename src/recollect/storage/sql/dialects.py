@@ -22,6 +22,7 @@ Values = Mapping[str, list[Any]]
 
 BUSY = 1.0  # seconds that SQLite itself waits for another process, before we look again
 PAGE = 16_384  # bytes: payload is large, and a page is what SQLite checks and copies
+CACHE = 64 << 20  # bytes of a database that a connection keeps: draws by weight read it whole
 LOG = 32 << 20  # bytes of its write-ahead log, before it is copied into the database
 OLDEST_SQLITE = (3, 35)  # RETURNING
 PREFIX = 128  # characters of a text that PostgreSQL indexes: an entry has at most 2700 bytes
@@ -152,6 +153,7 @@ class Sqlite(Dialect):
             connection.create_function("exp", 1, math.exp, deterministic=True)
             connection.create_function("ln", 1, math.log, deterministic=True)
         connection.execute(f"PRAGMA page_size={PAGE}")  # of a database that is new
+        connection.execute(f"PRAGMA cache_size=-{CACHE >> 10}")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")  # the database is the journal
         connection.execute(f"PRAGMA wal_autocheckpoint={LOG // PAGE}")
