@@ -324,8 +324,9 @@ def test_a_child_has_a_connection_of_its_own(
 
 CONTENDING = """
 import os, sys
-from sql_workers import table
+from sql_workers import rc, table
 
+rc.SqlStorage  # what it needs is loaded before they part
 processes, turns = 8, 4
 reader, writer = os.pipe()
 children = []

@@ -113,6 +113,19 @@ def test_storages_and_rules_inherit_nothing_from_each_other() -> None:
             assert not storages.intersection(public.__mro__), name
 
 
+def test_a_storage_that_lacks_a_verb_is_told_which() -> None:
+    class Half:
+        def open(self, layout: Any) -> None: ...
+        def insert(self, new: Any) -> Any: ...
+
+    with pytest.raises(
+        rc.InvalidValue, match=r"storage: Half lacks set_schema, transaction, .*take"
+    ):
+        rc.Table("t", capacity=1, storage=Half())  # type: ignore[arg-type]
+    with pytest.raises(rc.InvalidValue, match="expected one such as rc.MemoryStorage"):
+        rc.Table("t", capacity=1, storage="sqlite://")  # type: ignore[arg-type]
+
+
 def test_the_page_about_own_storages_names_every_verb() -> None:
     page = (Path(__file__).parents[2] / "docs/guides/own-storage.md").read_text()
     verbs = [name for name in vars(Storage) if not name.startswith("_")]
