@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from recollect.errors import InvalidValue, RecollectError
 
-COMMANDS = ("inspect", "verify", "export", "diff", "reshard", "sql")  # files in this folder
+COMMANDS = ("inspect", "verify", "export", "diff", "reshard", "simulate", "sql")  # files here
 WRONG_USE, FAILED = 2, 1
 
 
