@@ -81,45 +81,116 @@ def save_snapshot(
         progress: Whether to show a bar; None does so for long work on a terminal.
         files: The file system.
     """
-    if compression not in COMPRESSIONS:
-        raise InvalidValue(f"compression: expected None, 'lz4' or 'zstd', got {shown(compression)}")
-    target = Path(os.path.abspath(path))
-    wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
-    left_out = [name for name, member in wanted.items() if not member.checkpoint]
-    wanted = {name: member for name, member in wanted.items() if member.checkpoint}
-    with ExitStack() as stack, _errors_of(target):
-        for member in wanted.values():
-            stack.enter_context(member.saving)
-        _prepare(target, files)
-        captures, own = _capture(wanted, state)
-        save = _Save(target, wanted, captures, compression, progress, files)
+    saving = SnapshotSaving(
+        path, members, kind=kind, step=step, others=others, keep_last=keep_last,
+        compression=compression, progress=progress, files=files,
+    )  # fmt: skip
+    with saving:
+        saving.capture(state)
+        return saving.write()
+
+
+class SnapshotSaving:
+    """A save in its parts, for those who capture in one thread and write in another.
+
+        with saving:              # waits for a save of the same members that is under way
+            saving.capture(state) # short: under the locks of all members
+            saving.write()        # long: the disk
+
+    `own` and `others` may be added to between the two.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        members: Mapping[str, Any],
+        *,
+        kind: str = "store",
+        step: int | None = None,
+        others: Mapping[str, Other] | None = None,
+        keep_last: int | None = None,
+        compression: str | None = None,
+        progress: bool | None = None,
+        files: Files = LOCAL,
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise InvalidValue(
+                f"compression: expected None, 'lz4' or 'zstd', got {shown(compression)}"
+            )
+        self.target = Path(os.path.abspath(path))
+        self.id = secrets.token_hex(16)
+        self.own: dict[str, Any] = {}
+        self.others: dict[str, Other] = dict(others or {})
+        self._kind, self._step, self._keep_last = kind, step, keep_last
+        self._compression, self._progress, self._files = compression, progress, files
+        wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
+        self._left_out = [name for name, member in wanted.items() if not member.checkpoint]
+        self._members = {name: member for name, member in wanted.items() if member.checkpoint}
+        self._captures: dict[str, Captured] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> SnapshotSaving:
+        with ExitStack() as stack, _errors_of(self.target):
+            for member in self._members.values():
+                stack.enter_context(member.saving)
+            _prepare(self.target, self._files)
+            for member in self._members.values():
+                member.touch()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def capture(self, state: State | None = None) -> None:
+        """Copy the state of all members at one moment, and that of others with it."""
+        with _errors_of(self.target):
+            self._captures, own = _capture(self._members, state)
+        self.own.update(own)
+
+    def write(self) -> SavedSnapshot:
+        """Write what was captured, and commit it."""
+        with _errors_of(self.target):
+            return self._write()
+
+    def _write(self) -> SavedSnapshot:
+        target, wanted, files = self.target, self._members, self._files
+        for name, member in wanted.items():
+            member.finish(self._captures[name])
+        save = self._attempt()
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "kind": kind,
+            "kind": self._kind,
             "written_by": _version(),
-            "id": secrets.token_hex(16),
+            "id": self.id,
             "sequence": _sequence(target, wanted, files),
-            "step": step,
+            "step": self._step,
             "saved_at": time.time(),
-            "left_out": left_out,
-            "state": own,
+            "left_out": self._left_out,
+            "state": self.own,
         }
         try:
-            save.run(manifest, others or {})
+            save.run(manifest, self.others)
         except FileNotFoundError:
             if not any(member.ledger for member in wanted.values()):
                 raise
             for member in wanted.values():  # somebody removed the last snapshot: write it all
                 member.ledger = None
-            save = _Save(target, wanted, captures, compression, progress, files)
-            save.run(manifest, others or {})
+            save = self._attempt()
+            save.run(manifest, self.others)
         for name, ledger in save.ledgers.items():
             ledger.folder = str(target)
             wanted[name].ledger = ledger
-        if keep_last is not None:
-            forget_old(target.parent, keep_last, files, manifest)
-    items = sum(captured.entry["items"] for captured in captures.values())
-    return SavedSnapshot(target, manifest["id"], step, items, save.written, save.total)
+        if self._keep_last is not None:
+            forget_old(target.parent, self._keep_last, files, manifest)
+        items = sum(captured.entry["items"] for captured in self._captures.values())
+        return SavedSnapshot(target, self.id, self._step, items, save.written, save.total)
+
+    def _attempt(self) -> _Save:
+        return _Save(
+            self.target, self._members, self._captures, self._compression, self._progress,
+            self._files,
+        )  # fmt: skip
 
 
 @contextmanager
@@ -143,15 +214,11 @@ def _capture(
     members: Mapping[str, Member], state: State | None
 ) -> tuple[dict[str, Captured], dict[str, Any]]:
     """Copy the state of all members at one moment; locks are taken in the order of names."""
-    for member in members.values():
-        member.touch()
     with ExitStack() as locks:
         for member in members.values():
             locks.enter_context(member.transaction())
         captures = {name: member.capture() for name, member in members.items()}
         own = dict(state() if callable(state) else state or {})
-    for name, member in members.items():
-        member.finish(captures[name])
     return captures, own
 
 
