@@ -58,7 +58,9 @@ def test_the_order_never_changes_between_versions() -> None:
 
 
 def test_every_order_of_three_is_equally_likely() -> None:
-    seen = Counter(tuple(order_of(3, seed, epoch).tolist()) for seed in range(60) for epoch in range(100))
+    seen = Counter(
+        tuple(order_of(3, seed, epoch).tolist()) for seed in range(60) for epoch in range(100)
+    )
     expected = 6000 / 6
     assert len(seen) == 6
     assert sum((count - expected) ** 2 / expected for count in seen.values()) < 20.5  # p = 0.001

@@ -149,6 +149,13 @@ def stored(life: Life) -> list[str]:
     return [entry.group_id for _, entry in sorted(entries.items()) if not entry.trained]
 
 
+async def save(life: Life, path: Path, step: int, block: Coroutine[Any, Any, None]) -> None:
+    """A checkpoint with a file in it, and with something that happens meanwhile."""
+    async with life.manager.checkpoint(path, step) as checkpoint:
+        (checkpoint.dir / "model.pt").write_bytes(b"weights")
+        await block
+
+
 def virtual(main: Coroutine[Any, Any, None]) -> None:
     run(main)
 
@@ -182,18 +189,18 @@ def test_prompts_buffer_progress_and_the_trainers_files_are_one_commit(tmp_path:
 
 
 def test_a_block_that_raises_commits_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    async def wrong() -> None:
+        raise RuntimeError("out of memory")
+
     async def main() -> None:
         life = Life()
         with pytest.raises(RuntimeError, match="out of memory"):
-            async with life.manager.checkpoint(tmp_path / "a", 0) as checkpoint:
-                (checkpoint.dir / "model.pt").write_bytes(b"half")
-                raise RuntimeError("out of memory")
+            await save(life, tmp_path / "a", 0, wrong())
         assert list(tmp_path.iterdir()) == []
         async with life.manager.checkpoint(tmp_path / "a", 0):
             pass
-        with pytest.raises(RuntimeError):
-            async with life.manager.checkpoint(tmp_path / "a", 1):
-                raise RuntimeError
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await save(life, tmp_path / "a", 1, wrong())
         assert read_manifest(tmp_path / "a")["step"] == 0
 
     virtual(main())
@@ -212,9 +219,8 @@ def test_a_full_disk_commits_nothing_and_the_next_save_works(tmp_path: Path) -> 
             try:
                 async with saving.checkpoint(life.manager, None, 2, files=files) as checkpoint:
                     (checkpoint.dir / "model.pt").write_bytes(b"2")
-            except SnapshotError as error:
+            except SnapshotError:
                 failed += 1
-                assert "could not be written" in str(error)
                 found = latest_checkpoint(tmp_path)
                 assert found is not None
                 assert found.step == 1
@@ -330,7 +336,9 @@ def test_a_running_manager_is_refused_and_what_runs_is_named(tmp_path: Path) -> 
         life.answers.gate.clear()
         producing = asyncio.create_task(life.manager.produce_batch({"math": 3, "code": 1}, 1))
         await asyncio.sleep(1)
-        with pytest.raises(ProductionError, match=r"call pause\(\) first; math: 3 in flight, code: 1"):
+        with pytest.raises(
+            ProductionError, match=r"call pause\(\) first; math: 3 in flight, code: 1"
+        ):
             async with life.manager.checkpoint(tmp_path / "a", 0):
                 raise AssertionError("the block must not begin")
         with pytest.raises(ProductionError, match=r"restore: call pause\(\) first; .*math: 3"):
@@ -345,14 +353,18 @@ def test_a_running_manager_is_refused_and_what_runs_is_named(tmp_path: Path) -> 
 def test_generations_that_begin_during_the_block_are_noticed(tmp_path: Path) -> None:
     async def main() -> None:
         life = Life()
+        running: list[Any] = []
+
+        async def begin() -> None:
+            life.answers.gate.clear()
+            running.append(asyncio.create_task(life.manager.produce_batch(2, 1)))
+            await asyncio.sleep(1)
+
         with pytest.raises(ProductionError, match=r"call pause\(\) first"):
-            async with life.manager.checkpoint(tmp_path / "a", 0):
-                life.answers.gate.clear()
-                producing = asyncio.create_task(life.manager.produce_batch(2, 1))
-                await asyncio.sleep(1)
+            await save(life, tmp_path / "a", 0, begin())
         assert list(tmp_path.iterdir()) == []
         life.answers.gate.set()
-        await producing
+        assert len(ids(await running[0])) == 2
 
     virtual(main())
 
@@ -426,7 +438,10 @@ def test_without_the_buffer_exactly_the_prompts_of_its_groups_are_generated(tmp_
         progress = again.manager.progress
         assert progress.future_step == progress.consumer_step == 3
         assert progress.target_step == 2
-        assert {task: counts.consumed for task, counts in progress.items()} == {"math": 6, "code": 6}
+        assert {task: counts.consumed for task, counts in progress.items()} == {
+            "math": 6,
+            "code": 6,
+        }
         assert all(counts.shortage == 0 for counts in progress.values())
         assert len(again.buffer) == 0
         result = await again.manager.produce_batch({"math": 3, "code": 2}, 3)
@@ -505,7 +520,9 @@ def test_other_snapshots_and_damaged_ones_are_named(tmp_path: Path) -> None:
     async def main() -> None:
         life = Life()
         life.buffer.save(tmp_path / "buffer", step=1)
-        with pytest.raises(SnapshotError, match="no checkpoint of a manager but of kind 'rollouts'"):
+        with pytest.raises(
+            SnapshotError, match="no checkpoint of a manager but of kind 'rollouts'"
+        ):
             await life.manager.restore(tmp_path / "buffer")
         with pytest.raises(SnapshotError, match="is no snapshot"):
             await life.manager.restore(tmp_path / "nothing")
@@ -558,7 +575,9 @@ def test_changed_tasks_are_accepted_when_told(tmp_path: Path) -> None:
         consumed = {task: counts.consumed for task, counts in again.manager.progress.items()}
         assert consumed == {"math": 4, "programs": 4, "chat": 0}
         result = await again.manager.produce_batch({"math": 2, "programs": 2, "chat": 2}, 3)
-        names = {task: [group.group_id for group in groups] for task, groups in result.groups.items()}
+        names = {
+            task: [group.group_id for group in groups] for task, groups in result.groups.items()
+        }
         assert names["math"] == math
         assert names["programs"] == code  # by another name, the same prompts
         assert not set(names["chat"]) & {*math, *code}

@@ -37,7 +37,9 @@ def train(buffer: rc.RolloutBuffer, step: int, n: int = 1, task: str = "math") -
     return [each.group_id for each in taken.all]
 
 
-def rewind(buffer: rc.RolloutBuffer, step: int, trained: Any = NOTHING, *, keep: bool = False) -> None:
+def rewind(
+    buffer: rc.RolloutBuffer, step: int, trained: Any = NOTHING, *, keep: bool = False
+) -> None:
     core = buffer._core
     with rewinding.alone(core):
         rewinding.rewind(core, step, trained, "checkpoint", keep_future=keep)
@@ -158,10 +160,14 @@ def test_groups_that_later_weights_had_a_part_in_leave_as_rewound() -> None:
     mixed = group("mixed", 3)
     mixed[1].versions = np.array([3, 4, 4], np.int32)
     buffer.sync.put(mixed)
-    sent = rc.Group([rc.Rollout(dispatch_version=6, finish_reason="abort")], task="math", group_id="sent")
+    sent = rc.Group(
+        [rc.Rollout(dispatch_version=6, finish_reason="abort")], task="math", group_id="sent"
+    )
     buffer.sync.put(sent)
     buffer.sync.put(group("stamped", 3), version=3)
-    late = rc.Group([rc.Rollout(response_ids=[1], finish_reason="stop")], task="math", group_id="late")
+    late = rc.Group(
+        [rc.Rollout(response_ids=[1], finish_reason="stop")], task="math", group_id="late"
+    )
     buffer.sync.put(late, version=4)
     rewind(buffer, 3)
     assert stored(buffer) == {"old", "stamped"}
@@ -178,7 +184,9 @@ def test_groups_of_later_weights_may_be_kept_with_lag_0() -> None:
     tool = group("tool", 7)
     tool[0].versions = np.array([7, -1, 9], np.int32)
     buffer.sync.put(tool)
-    late = rc.Group([rc.Rollout(response_ids=[1, 2], finish_reason="stop")], task="math", group_id="late")
+    late = rc.Group(
+        [rc.Rollout(response_ids=[1, 2], finish_reason="stop")], task="math", group_id="late"
+    )
     buffer.sync.put(late, version=8)
     buffer.sync.put(group("old", 4))
     nbytes = buffer.nbytes

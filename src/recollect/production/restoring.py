@@ -2,8 +2,8 @@
 
 First the buffer is brought to the weights of the checkpoint's step (`rollouts/rewinding.py`):
 loaded, or, where its journal has what came after the checkpoint, gone back in place. Then each
-prompt that the checkpoint holds and the buffer has not is given back; and each group that the buffer
-has and the checkpoint does not hold was drawn later, so its source must not draw it again.
+prompt that the checkpoint holds and the buffer has not is given back; and each group that the
+buffer has and the checkpoint does not hold was drawn later, so its source must not draw it again.
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ async def restore(
     return done.version
 
 
-def latest_checkpoint(
-    path: str | os.PathLike[str], step: int | None = None
-) -> Checkpoint | None:
+def latest_checkpoint(path: str | os.PathLike[str], step: int | None = None) -> Checkpoint | None:
     """The latest checkpoint in a folder, or that of a step; None where there is none.
 
     Its `dir` has the trainer's files. What was not committed is not found.
@@ -169,8 +167,19 @@ class _Restoring:
                 self._manager.tasks[now].prompts.restore(self._state["prompts"][name])
 
     def progress(self) -> dict[str, Any]:
-        """That of the checkpoint, under the names of now."""
+        """That of the checkpoint, under the names of now.
+
+        A trainer that was ahead of the weights that it saved comes back to the step after those;
+        what was planned for later ones may be too much for them, and is planned again.
+        """
         saved = dict(self._state["progress"])
+        if saved["consumer_step"] > self._step + 1:
+            saved.update(future_step=self._step + 1, consumer_step=self._step + 1)
+            saved.update(target_step=self._step, allocations={})
+            saved["tasks"] = {
+                task: {**counts, "target": counts["consumed"]}
+                for task, counts in saved["tasks"].items()
+            }
         saved["tasks"] = self._by_name(saved["tasks"])
         saved["allocations"] = {
             step: self._by_name(sizes) for step, sizes in saved["allocations"].items()

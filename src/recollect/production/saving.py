@@ -122,7 +122,9 @@ class CheckpointSaving:
         """Raise where this moment can't be saved."""
         running = self._manager.in_flight
         if running and self._refuses:
-            told = ", ".join(f"{task}: {len(flights)} in flight" for task, flights in running.items())
+            told = ", ".join(
+                f"{task}: {len(flights)} in flight" for task, flights in running.items()
+            )
             raise ProductionError(f"call pause() first; {told}")
         unkept = self._manager.buffer._core.unkept
         if unkept > self.checkpoint.step:
@@ -348,4 +350,3 @@ async def in_thread(call: Callable[[], T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([work])
         raise
-

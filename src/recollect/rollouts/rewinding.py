@@ -80,7 +80,9 @@ def look(core: Core, step: int) -> Holding:
     for number, held in core.table._leases.held().items():
         if core.steps_of.get(number, core.train_step) <= step:
             trained += held.keys.tolist()
-    ahead = tally([core.entries[key] for key in _archived(core, field("trained_at") > step).tolist()])
+    ahead = tally(
+        [core.entries[key] for key in _archived(core, field("trained_at") > step).tolist()]
+    )
     for key in trained:
         task = core.entries[key].task
         ahead[task] = ahead.get(task, 0) - 1

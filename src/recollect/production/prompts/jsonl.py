@@ -52,9 +52,7 @@ class JsonlPrompts(IndexedPrompts):
         except OSError as error:
             raise InvalidValue(f"path: {self._path} cannot be read: {error}") from error
         self._begin, self._end = _lines(self._file.fileno())
-        super().__init__(
-            self._begin.size, n, seed=seed, epochs=epochs, reading=Reading(**columns)
-        )
+        super().__init__(self._begin.size, n, seed=seed, epochs=epochs, reading=Reading(**columns))
 
     def row(self, index: int) -> Any:
         begin, end = int(self._begin[index]), int(self._end[index])
