@@ -52,7 +52,9 @@ class DisaggregatedManager(Manager):
         super().__init__(*args, **options)
         self._batch_size: BatchSize = 0
         self._background: list[asyncio.Task[None]] = []
-        self._exhausted_at = 0  # the signal's count when prompts were last found to be used up
+        # The signal's count when a target last grew, and when the look began that last found all
+        # prompts used up: it says something about targets that were there by then.
+        self._asked_at = self._exhausted_at = 0
 
     # -- producing --------------------------------------------------------------------------------
     def start(self, batch_size: BatchSize, *, version: int | None = None) -> None:
@@ -96,38 +98,35 @@ class DisaggregatedManager(Manager):
     async def _advance(self) -> None:
         """Produce what is missing, or else the next step, or wait until either is possible."""
         progress = self.progress
-        step = self._next_step()
+        looked = self._changed.count
+        self.look()
+        missing = any(counts.shortage > 0 for counts in progress.values())
+        if not missing:
+            progress.produced()  # also where the last ones came while production was paused
+        # A trainer that is ahead of the plan trains what is missing at its own step.
+        step = max(progress.target_step + (not missing), progress.consumer_step)
         if self._outdated_for(step):
             self._become(State.OUTDATED)
             await self._changed.after(self._changed.count)
             return
         if self._state is not State.FINISHED:
             self._become(State.RUNNING)
-        if step > progress.target_step and not self._has_room():
-            await self._changed.after(self._changed.count)
-            return
-        if step > progress.target_step:
+        if not missing:
+            if not self._has_room():
+                await self._changed.after(self._changed.count)
+                return
             progress.plan(self.sizes_of(self._batch_size))
-        sizes = progress.allocation(step) or self.sizes_of(self._batch_size)
+        sizes = progress.allocation(progress.target_step) or self.sizes_of(self._batch_size)
         outcomes = await self._produce(sizes, step)
         if all(outcome is Outcome.PRODUCED for outcome in outcomes):
             progress.produced()
             self._become(State.RUNNING)
         elif Outcome.EXHAUSTED in outcomes and not self._conditions.stopping:
-            self._state = State.FINISHED
+            news = self._changed.count != looked  # such as a trainer who wants more: look again
+            self._state, self._exhausted_at = State.FINISHED, looked
             self._changed.notify()
-            self._exhausted_at = self._changed.count
-            await self._changed.after(self._changed.count)  # prompts may be given back
-
-    def _next_step(self) -> int:
-        """The step to produce for: what is missing comes before what is not planned yet."""
-        progress = self.progress
-        self.look()
-        if any(counts.shortage > 0 for counts in progress.values()):
-            # A trainer that is ahead of the plan trains what is missing, at its own step.
-            return max(progress.target_step, progress.consumer_step)
-        progress.produced()  # also where the last ones came while production was paused
-        return progress.target_step + 1
+            if not news:
+                await self._changed.after(self._changed.count)  # prompts may be given back
 
     def _has_room(self) -> bool:
         """Whether one more step fits into a buffer that drops what does not.
@@ -204,8 +203,8 @@ class DisaggregatedManager(Manager):
         self, sizes: Mapping[str, int], step: int, lease: float | bool
     ) -> tuple[TakenBatch | None, State]:
         """Wait for a batch in the buffer, or for a reason not to."""
-        since = self._changed.count
-        verdict = partial(self._verdict, sizes, step, since)
+        self._asked_at = self._changed.count  # prompts may have been given back before this call
+        verdict = partial(self._verdict, sizes, step)
         found = await self._take_unless(sizes, step, lease, verdict)
         if isinstance(found, TakenBatch):
             return found, self._state if self._state is State.OUTDATED else State.RUNNING
@@ -223,12 +222,8 @@ class DisaggregatedManager(Manager):
             return None
         return await self._leased(rest, step, lease)
 
-    def _verdict(self, sizes: Mapping[str, int], step: int, since: int) -> State | None:
-        """Why waiting for a batch is in vain, None where it is not; raises what went wrong.
-
-        `since` is the signal's count when the call began: that prompts were used up earlier may
-        not be true any more.
-        """
+    def _verdict(self, sizes: Mapping[str, int], step: int) -> State | None:
+        """Why waiting for a batch is in vain, None where it is not; raises what went wrong."""
         if self._conditions.error is not None:
             raise self._conditions.error
         if self._closed:
@@ -240,11 +235,12 @@ class DisaggregatedManager(Manager):
         self.look()
         if self.progress.ask(sizes):
             self._changed.notify()
+            self._asked_at = self._changed.count
         missing = [n for n, counts in self.progress.items() if counts.shortage > 0]
         if not missing:  # generated, and only rewards or other cells are awaited
             return None
         if self._state is State.FINISHED and not self._conditions.stopping:
-            over = self._exhausted_at > since and not self.in_flight
+            over = self._exhausted_at >= self._asked_at and not self.in_flight
             return State.FINISHED if over else None
         needed = max(self.progress.target_step, step)
         if self._conditions.stopping or not self._outdated_for(needed):

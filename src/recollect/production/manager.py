@@ -221,43 +221,41 @@ class Manager:
         """Wait until nothing is in flight; returns the seconds it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        asked = [asyncio.Event() for _ in self._generators()]
-        asking = [
-            loop.create_task(self._ask(generator, event))
-            for generator, event in zip(self._generators(), asked, strict=True)
-        ]
+        first = [loop.create_task(self._ask(generator)) for generator in self._generators()]
+        again = loop.create_task(self._ask_again(first))
         try:
-            async with asyncio.timeout(self.drain_timeout):
-                for context in self.contexts.values():
-                    await context.task.strategy.pause(context)
-        except TimeoutError:
-            await self._cancel_rest()
-        finally:
-            # Each is asked once to its end, also where nothing is in flight: a pause may do more
-            # than abort, such as free the memory that the trainer needs.
             try:
-                for event in asked:
-                    await event.wait()
-            finally:
-                for each in asking:
-                    each.cancel()
+                async with asyncio.timeout(self.drain_timeout):
+                    for context in self.contexts.values():
+                        await context.task.strategy.pause(context)
+            except TimeoutError:
+                await self._cancel_rest()
+            # Each was asked once to its end, also where nothing is in flight: a pause may do more
+            # than abort, such as free the memory that the trainer needs.
+            await asyncio.wait(first)
+        finally:
+            for each in (*first, again):
+                each.cancel()
         seconds = loop.time() - began
         self._pause_seconds += seconds
         return seconds
 
-    async def _ask(self, generator: Generator, answered: asyncio.Event) -> None:
-        """Ask a generator to pause, again and again until its generations are over."""
+    async def _ask(self, generator: Generator) -> None:
+        """Ask a generator to pause."""
+        try:
+            async with asyncio.timeout(ASK_LIMIT):
+                await generator.pause()
+        except TimeoutError:
+            log.warning("a generator did not answer to pause within %g s", ASK_LIMIT)
+        except Exception:
+            log.exception("a generator failed to pause; it is asked again")
+
+    async def _ask_again(self, first: list[asyncio.Task[None]]) -> None:
+        """Ask again and again, until generations are over: one may have begun in between."""
+        await asyncio.wait(first)
         while True:
-            try:
-                async with asyncio.timeout(ASK_LIMIT):
-                    await generator.pause()
-            except TimeoutError:
-                log.warning("a generator did not answer to pause within %g s", ASK_LIMIT)
-            except Exception:
-                log.exception("a generator failed to pause; it is asked again")
-            finally:
-                answered.set()  # also where the event loop ends: nobody else would
             await asyncio.sleep(ASK_AGAIN)
+            await asyncio.gather(*map(self._ask, self._generators()))
 
     async def _cancel_rest(self) -> None:
         """What still generates is cancelled; what is claimed is stored, which waits for nobody."""
