@@ -10,8 +10,10 @@ import learning_curve  # of examples/, which conf.py puts on the path
 from pictures.goals import draw_goals
 from pictures.life_of_a_group import draw_life_of_a_group
 from pictures.next_rows import draw_next_rows
+from pictures.partial_rollouts import draw_partial_rollouts
 from pictures.rings import draw_ring
 from pictures.sequences import draw_sequences
+from pictures.turns import draw_turns
 
 DOCS = Path(__file__).parents[1]
 
@@ -24,6 +26,8 @@ def draw_all(folder: Path) -> None:
     draw_sequences(folder / "sequences.svg")
     draw_goals(folder / "goals.svg")
     draw_life_of_a_group(folder / "life-of-a-group.svg")
+    draw_partial_rollouts(folder / "partial-rollouts.svg")
+    draw_turns(folder / "turns.svg")
     for numbers in sorted((DOCS / "curves").glob("*.json")):
         curve = json.loads(numbers.read_text("utf-8"))
         learning_curve.draw(curve, folder / f"{numbers.stem}.svg")

@@ -229,6 +229,14 @@ class Manager:
                     for context in self.contexts.values():
                         await context.task.strategy.pause(context)
             except TimeoutError:
+                for name, flights in self.in_flight.items():
+                    log.warning(
+                        "task %r: %d generations did not end within %g s; they are cancelled, and "
+                        "their prompts given back",
+                        name,
+                        len(flights),
+                        self.drain_timeout,
+                    )
                 await self._cancel_rest()
             # Each was asked once to its end, also where nothing is in flight: a pause may do more
             # than abort, such as free the memory that the trainer needs.
@@ -259,17 +267,9 @@ class Manager:
 
     async def _cancel_rest(self) -> None:
         """What still generates is cancelled; what is claimed is stored, which waits for nobody."""
-        for name, context in self.contexts.items():
-            cancelled = context.pending.cancel_all()
-            for flight in cancelled:  # no await between these two: a prompt is always somewhere
+        for context in self.contexts.values():
+            for flight in context.pending.cancel_all():  # no await until all are given back
                 context.give_back(flight)
-            if cancelled:
-                log.warning(
-                    "task %r: %d generations did not end within %g s: cancelled, and given back",
-                    name,
-                    len(cancelled),
-                    self.drain_timeout,
-                )
         for context in self.contexts.values():
             await context.pending.drained()
 
