@@ -70,12 +70,12 @@ def test_time_begins_where_told():
 
 def test_timers_fire_late_in_a_long_run():
     async def main():
-        await asyncio.sleep(3.9e6)
+        await asyncio.sleep(3.9e6)  # asyncio jumps a day at a time
         for _ in range(1000):
             await asyncio.sleep(0.001)
         return asyncio.get_running_loop().time()
 
-    assert run(main()) == pytest.approx(3.9e6 + 1)
+    assert run(main(), limit=4e6) == pytest.approx(3.9e6 + 1)
 
 
 def test_timeouts_are_virtual():

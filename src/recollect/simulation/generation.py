@@ -101,6 +101,7 @@ class SimulatedGenerator:
         self._loop = asyncio.get_running_loop()
         self._fates: dict[tuple[str, int], Fate] = {}
         self.tallies = {task: Tally() for task in scenario.tasks}
+        self.is_over = False  # the trainer has what it needs: what runs now is left over
 
     async def generate(self, group: Group, *, keep_partial: bool) -> Group:
         tally = self.tallies[group.task]
@@ -126,12 +127,16 @@ class SimulatedGenerator:
                 self._engine.cancel(request)
             written = sum(request.written for request in requests)
             tally.generated += written
-            tally.lost["cancelled"] += written  # what it came with goes back to the buffer
+            tally.lost[self._lost("cancelled")] += (
+                written  # what it came with goes back to the buffer
+            )
             raise
         for rollout, request in zip(members, requests, strict=True):
             self._write(tally, rollout, request, keep_partial)
         if group.status is Status.ABORTED and self._scenario.strategy == "sync":
-            tally.lost["aborted"] += cells_of(group)  # the strategy gives back the prompt alone
+            tally.lost[self._lost("aborted")] += cells_of(
+                group
+            )  # the strategy gives back the prompt alone
         elif group.status is Status.FAILED:
             tally.lost["failed"] += cells_of(group)
         elif group.status is Status.COMPLETED:
@@ -165,6 +170,9 @@ class SimulatedGenerator:
         return not fate.is_filtered
 
     # -- parts -----------------------------------------------------------------------------------
+    def _lost(self, why: str) -> str:
+        return "left_over" if self.is_over else why
+
     def _fate(self, group: Group, attempt: int) -> Fate:
         fate = self._fates.get((group.group_id, attempt))
         if fate is None:
@@ -195,8 +203,10 @@ class SimulatedGenerator:
         """What the engine wrote becomes part of the response, or is dropped."""
         tally.generated += request.written
         if request.reason == "abort" and not keep_partial:
-            tally.lost["aborted"] += rollout.num_tokens + request.written
-            rollout.response_ids, rollout.versions = NO_TOKENS, None
+            tally.lost[self._lost("aborted")] += rollout.num_tokens + request.written
+            dispatched = rollout.dispatch_version
+            rollout.reset()  # another attempt, which may have another fate
+            rollout.dispatch_version = dispatched
         elif request.written:
             new = np.concatenate([np.full(cells, v, np.int32) for v, cells in request.pieces])
             old = NO_TOKENS if rollout.versions is None else rollout.versions

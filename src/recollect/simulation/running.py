@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from recollect.simulation.loop import LONGEST, VirtualLoop, do
+from recollect.simulation.loop import VirtualLoop, do
 from recollect.simulation.shuffling import ShufflingLoop
 
 Result = TypeVar("Result")
+
+WEEK = 7 * 86400.0
 
 
 def run(
@@ -19,7 +21,7 @@ def run(
     *,
     seed: int | None = None,
     start: float = 0.0,
-    limit: float = LONGEST,
+    limit: float = WEEK,
 ) -> Result:
     """Run a coroutine on a virtual loop, as `asyncio.run` does on a real one.
 

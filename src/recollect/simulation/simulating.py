@@ -24,6 +24,7 @@ from recollect.rollouts.buffer import RolloutBuffer
 from recollect.simulation.clock import VirtualClock
 from recollect.simulation.engine import Engine
 from recollect.simulation.generation import EndlessPrompts, SimulatedGenerator, cells_of
+from recollect.simulation.loop import LONGEST
 from recollect.simulation.report import Report, TaskReport, jain, mean_of
 from recollect.simulation.running import run
 from recollect.simulation.scenario import Scenario
@@ -37,7 +38,11 @@ def simulate(scenario: Scenario) -> Report:
     >>> report.steps, report.trained <= report.generated
     (20, True)
     """
-    return run(Simulation.of(scenario))
+
+    async def main() -> Report:
+        return await Simulation(scenario).run()
+
+    return run(main(), limit=LONGEST)
 
 
 class Simulation:
@@ -49,32 +54,30 @@ class Simulation:
         cell_seconds = scenario.tokens_per_cell / scenario.tokens_per_second
         self._engine = Engine(scenario.slots, cell_seconds)
         self._generator = SimulatedGenerator(scenario, self._engine)
-        self._buffer = RolloutBuffer(
+        self.buffer = RolloutBuffer(
             staleness=scenario.staleness, clock=VirtualClock(), seed=scenario.seed
         )
-        self._spent = dict.fromkeys(("training", "waiting", "syncing"), 0.0)  # seconds of the trainer, by what it did
+        self._spent = dict.fromkeys(
+            ("training", "waiting", "syncing"), 0.0
+        )  # seconds of the trainer, by what it did
         self._lags: dict[str, Counter[int]] = {task: Counter() for task in scenario.tasks}
         self._group_lags: Counter[int] = Counter()
         self._groups: Counter[str] = Counter()
         self._waited_for = dict.fromkeys(scenario.tasks, 0.0)
         self._outdated = 0
 
-    @classmethod
-    async def of(cls, scenario: Scenario) -> Report:
-        """Run a scenario to its end."""
-        simulation = cls(scenario)
-        if scenario.arrangement == "colocated":
-            await simulation._colocated()
+    async def run(self) -> Report:
+        """Train to the end; what it was like."""
+        if self._scenario.arrangement == "colocated":
+            await self._colocated()
         else:
-            await simulation._disaggregated()
-        return simulation._report()
+            await self._disaggregated()
+        return self._report()
 
     # -- the two arrangements --------------------------------------------------------------------
     async def _colocated(self) -> None:
         scenario = self._scenario
-        manager = ColocatedManager(
-            self._tasks(), self._buffer, drain_timeout=scenario.drain_timeout
-        )
+        manager = ColocatedManager(self._tasks(), self.buffer, drain_timeout=scenario.drain_timeout)
         version = 0
         for step in range(1, scenario.steps + 1):
             begin = self._loop.time()
@@ -85,13 +88,14 @@ class Simulation:
                 await self._spend("syncing", scenario.sync_seconds)
                 version = step
         self._over()
+        await manager.pause()
         await manager.shutdown()
 
     async def _disaggregated(self) -> None:
         scenario = self._scenario
         manager = DisaggregatedManager(
             self._tasks(),
-            self._buffer,
+            self.buffer,
             drain_timeout=scenario.drain_timeout,
         )
         manager.start(scenario.batch_size)
@@ -174,6 +178,7 @@ class Simulation:
     def _over(self) -> None:
         self._seconds = self._loop.time()
         self._busy = self._engine.busy()
+        self._generator.is_over = True
 
     # -- afterwards ------------------------------------------------------------------------------
     def _report(self) -> Report:
@@ -204,7 +209,7 @@ class Simulation:
             )
             for task, tally in tallies.items()
         }
-        accounts = self._buffer.accounts()
+        accounts = self.buffer.accounts()
         return Report(
             steps=scenario.steps,
             seconds=self._seconds,
@@ -226,8 +231,8 @@ class Simulation:
     def _left_over(self) -> Counter[str]:
         """Cells that are stored when all is over."""
         found: Counter[str] = Counter()
-        keys = sorted(map(int, self._buffer.table.counts("key")))
-        for group in self._buffer.get(keys) if keys else ():
+        keys = sorted(map(int, self.buffer.table.counts("key")))
+        for group in self.buffer.get(keys) if keys else ():
             found[group.task] += cells_of(group)
         return found
 
