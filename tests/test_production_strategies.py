@@ -86,13 +86,17 @@ def test_what_fails_or_is_filtered_is_counted_and_replaced(strategy):
     run(main())
 
 
-def test_sync_takes_new_prompts_and_leaves_what_was_aborted():
+def test_sync_begins_every_response_at_its_prompt():
     async def main():
-        ctx = context_of(SyncStrategy())
-        await ctx.buffer.put(aborted("old"))
+        ctx = context_of(SyncStrategy(), buffer=buffer_of(staleness=rc.Staleness(), capacity=5))
+        await ctx.buffer.put(completed("stale"))
+        await ctx.buffer.advance(2)
+        ctx.conditions.version = ctx.generator.version = 1
+        ctx.conditions.step = 2
+        await ctx.buffer.put(aborted("partial", version=1))
         assert await produced(ctx) is Outcome.PRODUCED
-        assert ctx.prompts.handed == [f"math-{n}" for n in range(4)]
-        assert ctx.stored(rc.Status.ABORTED) == 1
+        assert ctx.prompts.handed == ["stale", "partial", "math-0", "math-1"]
+        assert ctx.buffer.count("math", "COMPLETED") == len(ctx.buffer) == 4
 
     run(main())
 

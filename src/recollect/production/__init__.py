@@ -1,5 +1,6 @@
 """The loop that fills a buffer: prompts, generators, strategies, and managers of the flow."""
 
+from recollect.production.actor import RemoteManager, start_manager
 from recollect.production.allocation import allocate
 from recollect.production.bars import Bars
 from recollect.production.colocated import ColocatedManager
@@ -57,6 +58,7 @@ __all__ = [
     "Progress",
     "Prompts",
     "RayGenerator",
+    "RemoteManager",
     "Request",
     "Retries",
     "SpreadGenerator",
@@ -71,4 +73,5 @@ __all__ = [
     "latest_checkpoint",
     "prompt_of",
     "start_generator",
+    "start_manager",
 ]

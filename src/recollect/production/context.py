@@ -174,6 +174,12 @@ class Context:
                 self._return(original)
         return started
 
+    def send_home(self, status: Status) -> None:
+        """Unfinished groups that the buffer has go back to their source, as prompts."""
+        waiting = self.stored(status)
+        for _, original in self._consumption.retake(waiting, self.name, status):
+            self.prompts.give_back(prompt_of(original))
+
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):
             raise InvalidValue(

@@ -104,10 +104,13 @@ class Round:
 class SyncStrategy(Strategy):
     """Starts one batch, refills what fails or is filtered, and stops at exactly enough.
 
-    Always new prompts, and nothing is left running when a batch is there.
+    Always from the prompt: what expired or was aborted goes back to its source, and comes from
+    there. Nothing is left running when a batch is there.
     """
 
     def start(self, ctx: Context, counts: TaskProgress, round_: Round) -> None:
+        for status in (Status.EXPIRED, Status.ABORTED):
+            ctx.send_home(status)  # nobody here would go on with them, and they take room
         missing = counts.shortage
         ctx.start_new(missing - len(ctx.pending), partial(fly, ctx, self), missing)
 
