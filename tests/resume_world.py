@@ -14,19 +14,21 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import recollect as rc
 from recollect.clock import Clock
+from recollect.errors import OutOfPrompts
 from recollect.production.colocated import ColocatedManager
 from recollect.production.disaggregated import DisaggregatedManager
 from recollect.production.generators.base import to_generate
 from recollect.production.manager import Manager
+from recollect.production.prompts.base import Prompts, prompt_of
 from recollect.production.prompts.list import ListPrompts
 from recollect.production.restoring import latest_checkpoint
 from recollect.production.results import State
@@ -52,6 +54,8 @@ class Plan:
     keep_partial: bool = False
     drained: bool = False  # whether weights are sent with a pause
     staleness: int = 1
+    epochs: int = 1
+    own_source: bool = False  # prompts that nobody can look up
     unit: float = 1.0  # seconds of a tick
 
     @classmethod
@@ -74,6 +78,9 @@ class Plan:
             "staleness": chance.choice([0, 1, 3]),
         }
         chosen["ahead"] &= chosen["staleness"] > 0
+        chosen["own_source"] = chance.random() < 0.2
+        if not chosen["own_source"] and chance.random() < 0.2:
+            chosen.update(epochs=2, prompts=9)
         return cls(seed, **{**chosen, **fixed})
 
 
@@ -83,6 +90,44 @@ def fails(index: int) -> bool:
 
 def is_filtered(index: int) -> bool:
     return index % 13 == 5
+
+
+def is_solved(index: int) -> bool:
+    """Whether a prompt is excluded once it is trained."""
+    return index % 7 == 2
+
+
+class OwnPrompts:
+    """A source of somebody else: numbers, in order, with ids that mean nothing."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._next = count, 0
+        self._back: list[rc.Group] = []
+
+    def next(self) -> rc.Group:
+        if self._back:
+            return self._back.pop(0)
+        if self._next == self._count:
+            raise OutOfPrompts("no more numbers")
+        self._next += 1
+        return rc.Group([rc.Rollout(), rc.Rollout()], prompt_ids=[self._next - 1])
+
+    def give_back(self, group: rc.Group) -> None:
+        self._back.append(prompt_of(group))
+
+    def exclude(self, group: rc.Group) -> None:
+        """None comes twice anyway."""
+
+    def state(self) -> dict[str, Any]:
+        back = [(group.group_id, int(group.prompt_ids[0])) for group in self._back]
+        return {"next": self._next, "back": back}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._next = state["next"]
+        self._back = [
+            rc.Group([rc.Rollout(), rc.Rollout()], group_id=group_id, prompt_ids=[index])
+            for group_id, index in state["back"]
+        ]
 
 
 class Engine:
@@ -131,11 +176,19 @@ class Engine:
         self._version = version
 
 
+class Trained(NamedTuple):
+    """A prompt that was trained."""
+
+    task: str
+    epoch: int
+    index: int
+
+
 class Weights:
     """What was trained, step by step, and the name of each step's weights."""
 
     def __init__(self, chance: random.Random) -> None:
-        self.steps: list[list[tuple[str, int]]] = []  # of each step: tasks and indices of prompts
+        self.steps: list[list[Trained]] = []
         self.names: dict[int, int] = {0: 0}
         self._chance = chance
 
@@ -148,7 +201,9 @@ class Weights:
         for task, groups in result.groups.items():
             for group in groups:
                 self._check(group)
-                trained.append((task, int(group.prompt_ids[0])))
+                parts = group.group_id.split("-")
+                epoch = int(parts[1]) if len(parts) == 3 else 0
+                trained.append(Trained(task, epoch, int(group.prompt_ids[0])))
         self.steps.append(trained)
         self.names[self.step] = self._chance.getrandbits(48)
 
@@ -167,7 +222,7 @@ class Weights:
 
     def load(self, folder: Path) -> None:
         saved = json.loads((folder / "weights.json").read_text())
-        self.steps = [[(task, index) for task, index in step] for step in saved["steps"]]
+        self.steps = [[Trained(*each) for each in step] for step in saved["steps"]]
         self.names = {int(number): name for number, name in saved["names"].items()}
 
 
@@ -196,9 +251,7 @@ class Run:
         tasks = [
             Task(
                 name,
-                ListPrompts(
-                    [[index] for index in range(plan.prompts)], n=2, seed=plan.seed, epochs=1
-                ),
+                self._source(),
                 self.engine,
                 strategy=AsyncStrategy(over_sample=0.5, keep_partial=plan.keep_partial),
                 valid=lambda group: not is_filtered(int(group.prompt_ids[0])),
@@ -211,6 +264,13 @@ class Run:
             tasks, self.buffer, drain_timeout=20.0 * plan.unit, checkpoints=folder
         )
         self.found = found
+
+    def _source(self) -> Prompts:
+        plan = self.plan
+        if plan.own_source:
+            return OwnPrompts(plan.prompts)
+        rows = [[index] for index in range(plan.prompts)]
+        return ListPrompts(rows, n=2, seed=plan.seed, epochs=plan.epochs)
 
     async def live(self) -> None:
         """Until the epoch is over, and its last checkpoint is there."""
@@ -265,6 +325,10 @@ class Run:
 
     async def _done(self, result: Any, step: int) -> None:
         self.weights.train(result)
+        for task, groups in result.groups.items():
+            for group in groups:
+                if is_solved(int(group.prompt_ids[0])):
+                    self.manager.tasks[task].prompts.exclude(group)
         due = step % self.plan.every == 0
         if not self.plan.confirm_late:
             await self.manager.confirm(result)
@@ -288,15 +352,20 @@ class Run:
             await manager.continue_(version)
 
     def check(self) -> None:
-        """In the weights that survive, every prompt is once, or it failed or was filtered."""
-        trained = Counter(trained for step in self.weights.steps for trained in step)
-        expected = {
-            (task, index)
+        """In the weights that survive, every prompt is once, or it failed or was filtered.
+
+        One that is excluded may be in later epochs only where it was drawn before that.
+        """
+        trained = Counter(each for step in self.weights.steps for each in step)
+        possible = {
+            Trained(task, epoch, index)
             for task in ("math", "code")
+            for epoch in range(self.plan.epochs)
             for index in range(self.plan.prompts)
             if not fails(index) and not is_filtered(index)
         }
-        missing, twice = expected - set(trained), [p for p, n in trained.items() if n > 1]
+        expected = {each for each in possible if each.epoch == 0 or not is_solved(each.index)}
+        missing, twice = expected - set(trained), [each for each, n in trained.items() if n > 1]
         assert not missing, f"never trained: {sorted(missing)}"
         assert not twice, f"trained twice: {sorted(twice)}"
-        assert set(trained) == expected
+        assert set(trained) <= possible
