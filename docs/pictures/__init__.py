@@ -13,6 +13,7 @@ from pictures.next_rows import draw_next_rows
 from pictures.partial_rollouts import draw_partial_rollouts
 from pictures.rings import draw_ring
 from pictures.sequences import draw_sequences
+from pictures.simulator import draw_staleness, draw_waste
 from pictures.turns import draw_turns
 
 DOCS = Path(__file__).parents[1]
@@ -28,6 +29,8 @@ def draw_all(folder: Path) -> None:
     draw_life_of_a_group(folder / "life-of-a-group.svg")
     draw_partial_rollouts(folder / "partial-rollouts.svg")
     draw_turns(folder / "turns.svg")
+    draw_staleness(folder / "simulator-staleness.svg")
+    draw_waste(folder / "simulator-waste.svg")
     for numbers in sorted((DOCS / "curves").glob("*.json")):
         curve = json.loads(numbers.read_text("utf-8"))
         learning_curve.draw(curve, folder / f"{numbers.stem}.svg")
