@@ -184,7 +184,8 @@ def aligned(rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
         max((len(cells[at]) for _, cells in rows if at < len(cells)), default=0)
         for at in range(columns)
     ]
-    return [
-        f"{label:{first}}  " + "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=False))
-        for label, cells in rows
-    ]
+    lines = []
+    for label, cells in rows:
+        shown = [f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False)]
+        lines.append("  ".join([f"{label:{first}}", *shown]).rstrip())
+    return lines
