@@ -13,7 +13,7 @@ from typing import Any
 
 from recollect.errors import InvalidValue, OutOfPrompts, RecollectError, shown
 from recollect.production.consumption import Consumption
-from recollect.production.generators.base import Generator, to_generate
+from recollect.production.generators.base import Generator
 from recollect.production.pending import Flight, Pending
 from recollect.production.progress import Progress, TaskProgress
 from recollect.production.prompts.base import Prompts, prompt_of
@@ -191,12 +191,8 @@ class Context:
             rollout.task = self.name
 
     def _start(self, group: Group, original: Group | None, run: Run, limit: int) -> bool:
-        version = self.version
-        for rollout in to_generate(group):
-            if not rollout.num_tokens:  # one that goes on keeps the version it began with
-                rollout.dispatch_version = version
         now = asyncio.get_running_loop().time()
-        return self.pending.schedule(Flight(group, original, version, now), run, limit)
+        return self.pending.schedule(Flight(group, original, self.version, now), run, limit)
 
     # -- ending them ------------------------------------------------------------------------------
     def give_back(self, flight: Flight) -> None:

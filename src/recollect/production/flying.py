@@ -76,7 +76,12 @@ async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[
 
     What is judged not worth training on is FILTERED from here on.
     """
-    task = ctx.task
+    task, version = ctx.task, ctx.version
+    if version != flight.version:
+        flight.send(version, asyncio.get_running_loop().time())
+    for rollout in flight.group.rollouts:
+        if not len(rollout.response_ids):  # one that goes on keeps the version it began with
+            rollout.dispatch_version = version
     group = await task.generator.generate(flight.group, keep_partial=strategy.keep_partial)
     status = _checked(group, flight, "generator")
     _count(ctx, flight, group, status)
@@ -175,8 +180,8 @@ def _check_versions(ctx: Context, flight: Flight, group: Group) -> None:
     ctx.conditions.fail(
         ProductionError(
             f"generator of task {ctx.name!r}: group {group.group_id!r} was sent with the weights "
-            f"of version {flight.version} and came back with tokens of version {oldest}, too old for "
-            f"step {step}; report the versions that continue_ and set_version were called with"
+            f"of version {flight.version} and came back with tokens of version {oldest}, too old "
+            f"for step {step}; report the versions that continue_ and set_version were called with"
         )
     )
 

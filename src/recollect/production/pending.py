@@ -55,18 +55,21 @@ class Flight:
     ) -> None:
         self.group = group
         self.original = original
-        self.version = version
-        self.started_at = started_at
         self.tokens = 0
-        self.oldest = version
         if original is not None:
             self.tokens = sum(rollout.num_tokens for rollout in original)
-            for rollout in original:
-                if rollout.versions is not None and len(rollout.versions):
-                    generated = rollout.versions[rollout.versions >= 0]
-                    self.oldest = min([self.oldest, *generated.tolist()])
         self.stage = Stage.GENERATING
         self._task: asyncio.Task[None] | None = None
+        self.send(version, started_at)
+
+    def send(self, version: int, now: float) -> None:
+        """It goes to the generator now. New weights may have come since it was scheduled."""
+        self.version = self.oldest = version
+        self.started_at = now
+        for rollout in self.original or ():
+            if rollout.versions is not None and len(rollout.versions):
+                generated = rollout.versions[rollout.versions >= 0]
+                self.oldest = min([self.oldest, *generated.tolist()])
 
     @property
     def task(self) -> str:
