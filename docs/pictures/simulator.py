@@ -19,7 +19,7 @@ BASE = Scenario(
     sync_seconds=5,
     sync="running",
     over_sample=0.5,
-    steps=60,
+    steps=40,
     tasks={"math": TaskModel(median_tokens=1500, sigma=0.7, max_tokens=8192, filtered=0.1)},
 )
 ALLOWED = (0, 1, 2, 3, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,21 +122,20 @@ class SimulatedGenerator:
         try:
             if requests:
                 await all_ended
+                await self._score(group, requests)
         except asyncio.CancelledError:
             for request in requests:
                 self._engine.cancel(request)
             written = sum(request.written for request in requests)
             tally.generated += written
-            tally.lost[self._lost("cancelled")] += (
-                written  # what it came with goes back to the buffer
-            )
+            # What the group came with is not lost: it goes back to the buffer.
+            tally.lost[self._lost("cancelled")] += written
             raise
         for rollout, request in zip(members, requests, strict=True):
             self._write(tally, rollout, request, keep_partial)
         if group.status is Status.ABORTED and self._scenario.strategy == "sync":
-            tally.lost[self._lost("aborted")] += cells_of(
-                group
-            )  # the strategy gives back the prompt alone
+            # The strategy gives back the prompt alone, whatever other members have.
+            tally.lost[self._lost("aborted")] += cells_of(group)
         elif group.status is Status.FAILED:
             tally.lost["failed"] += cells_of(group)
         elif group.status is Status.COMPLETED:
@@ -156,20 +155,20 @@ class SimulatedGenerator:
     async def set_version(self, version: int) -> None:
         self._engine.load(version)
 
-    # -- what else a task needs ------------------------------------------------------------------
-    async def reward(self, group: Group) -> Group:
-        """Takes its time; the numbers are there already."""
-        await asyncio.sleep(self._scenario.tasks[group.task].reward_seconds)
-        self.tallies[group.task].completed_at = self._loop.time()
-        return group
-
     def valid(self, group: Group) -> bool:
+        """Whether a group is worth training on: a task's filter."""
         fate = self._fate(group, max(rollout.attempt for rollout in group))
         if fate.is_filtered:
             self.tallies[group.task].lost["filtered"] += cells_of(group)
         return not fate.is_filtered
 
     # -- parts -----------------------------------------------------------------------------------
+    async def _score(self, group: Group, requests: Sequence[Request]) -> None:
+        """Rewards of a group that is whole take their time."""
+        seconds = self._scenario.tasks[group.task].reward_seconds
+        if seconds and all(request.reason in ("stop", "length") for request in requests):
+            await asyncio.sleep(seconds)
+
     def _lost(self, why: str) -> str:
         return "left_over" if self.is_over else why
 

@@ -141,7 +141,6 @@ class Simulation:
                 else AsyncStrategy(
                     scenario.over_sample, scenario.keep_partial, scenario.retry_trigger
                 ),
-                reward=generator.reward if model.reward_seconds else None,
                 valid=generator.valid if model.filtered else None,
                 weight=model.weight,
             )
