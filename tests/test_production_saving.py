@@ -814,6 +814,79 @@ def test_own_prompts_drawn_after_the_checkpoint_are_generated_again(tmp_path: Pa
     virtual(main())
 
 
+def test_a_running_process_goes_back_too(tmp_path: Path) -> None:
+    """A loss that exploded: the same manager, its journal and older weights."""
+
+    async def main() -> None:
+        life = journaled(tmp_path, kind=DisaggregatedManager, strategy=AsyncStrategy())
+        manager = life.manager
+        manager.start(4)
+        trained: dict[int, list[str]] = {}
+        for step in range(1, 6):
+            result = await manager.get_batch(4, step)
+            trained[step] = ids(result)
+            await manager.confirm(result)
+            await manager.set_version(step)
+            if step == 2:
+                await manager.pause()
+                async with manager.checkpoint(step=2):
+                    pass
+                await manager.continue_(2)
+        await manager.pause()
+        assert await manager.restore() == 2
+        assert manager.state is State.PAUSED
+        asked = len(life.answers.asked)
+        await asyncio.sleep(100)
+        assert len(life.answers.asked) == asked
+        await manager.continue_(2)
+        again = []
+        for step in range(3, 8):
+            result = await manager.get_batch(4, step)
+            again += ids(result)
+            assert all(r.versions.max() < step for g in result.groups["math"] for r in g)
+            await manager.confirm(result)
+            await manager.set_version(step)
+        assert again[:12] == trained[3] + trained[4] + trained[5]
+        assert len(set(again)) == 20
+        assert not set(again) & {*trained[1], *trained[2]}
+        await manager.shutdown()
+        life.buffer.close()
+
+    virtual(main())
+
+
+@pytest.mark.parametrize("storage", ["frame", "sqlite"])
+def test_other_storages_are_saved_without_the_buffer(storage: str, tmp_path: Path) -> None:
+    def stored_in(name: str) -> Any:
+        if storage == "frame":
+            return rc.FrameStorage()
+        return rc.SqlStorage(f"sqlite:///{tmp_path / name}.db")
+
+    async def main() -> None:
+        life = Life(storage=stored_in("a"), checkpoints=tmp_path / "checkpoints")
+        await life.train(1, 2)
+        waiting = await life.fill(3)
+        with pytest.raises(SnapshotError, match="only tables in memory can be saved"):
+            await save(life, tmp_path / "x", 2, asyncio.sleep(0))
+        async with life.manager.checkpoint(step=2, include_buffer=False):
+            pass
+        life.buffer.close()
+        again = Life(storage=stored_in("b"), checkpoints=tmp_path / "checkpoints")
+        assert await again.manager.restore() == 2
+        assert await again.train(3, 3, 3) == [waiting]
+        again.buffer.close()
+
+    virtual(main())
+
+
+def test_a_folder_for_checkpoints_is_a_path() -> None:
+    async def main() -> None:
+        with pytest.raises(InvalidValue, match="checkpoints: expected the path of a folder, got 3"):
+            Life(checkpoints=3)
+
+    virtual(main())
+
+
 # -- threads --------------------------------------------------------------------------------------
 def test_a_trainer_in_a_thread_saves_and_restores(tmp_path: Path) -> None:
     async def answer(group: rc.Group) -> rc.Group:

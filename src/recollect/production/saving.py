@@ -55,6 +55,8 @@ def begin(buffer: RolloutBuffer, checkpoints: str | os.PathLike[str] | None) -> 
     That is where a journal can outlive the weights, or where a checkpoint of an earlier step than
     the last may be saved. Else nobody would ever let go of them.
     """
+    if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
+        raise InvalidValue(f"checkpoints: expected the path of a folder, got {shown(checkpoints)}")
     if buffer._core._journal is not None or checkpoints is not None:
         rewinding.keep_trained(buffer._core)
 
