@@ -10,7 +10,7 @@ import pytest
 from production_parts import Numbers, Timed, buffer_of, names, settle
 
 import recollect as rc
-from recollect.production import AsyncStrategy, DisaggregatedManager, State, Task
+from recollect.production import AsyncStrategy, DisaggregatedManager, EvalStrategy, State, Task
 from recollect.simulation import run
 
 
@@ -393,3 +393,34 @@ def test_a_generator_that_reports_versions_too_old_is_told_instead_of_asked_for_
         await manager.shutdown()
 
     run(main(), limit=5000)
+
+
+def test_evaluation_runs_beside_training_and_moves_no_step():
+    async def main():
+        generator = Timed(1.0)
+        tasks = [
+            Task("math", Numbers("math"), generator),
+            Task("exam", Numbers("exam"), generator, strategy=EvalStrategy(), weight=0),
+        ]
+        manager = DisaggregatedManager(tasks, buffer_of(staleness=rc.Staleness()))
+        manager.start(4)
+        for step in (1, 2, 3):
+            await asyncio.sleep(5)  # the batch of the step is there, and would expire at the next
+            exam = await manager.evaluate({"exam": 3})
+            assert exam.taken == {"exam": 3}
+            assert {group.extras["version"] for group in exam.groups["exam"]} == {step - 1}
+            await manager.confirm(exam)
+            result = await manager.get_batch(4, step)
+            assert result.taken == {"math": 4, "exam": 0}
+            assert result.wait_seconds == 0.0
+            await manager.confirm(result)
+            await manager.set_version(step)
+        assert manager.buffer.accounts()["math"]["expired"] == 0
+        await manager.shutdown()
+
+    run(main(), limit=1000)
+
+
+def test_a_manager_without_a_loop_names_its_blocking_face():
+    with pytest.raises(rc.errors.ProductionError, match=r"use manager\.sync"):
+        manager_of(buffer=rc.RolloutBuffer()).start(4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recollect.errors import ProductionError
@@ -85,6 +85,11 @@ class BlockingManager:
         manager: Any = self._manager
         call = manager.produce_batch(batch_size, train_step, version=version, lease=lease)
         result: BatchResult = self.run(call)
+        return result
+
+    def evaluate(self, sizes: Mapping[str, int], *, lease: float | bool = True) -> BatchResult:
+        manager: Any = self._manager
+        result: BatchResult = self.run(manager.evaluate(sizes, lease=lease))
         return result
 
     def confirm(self, result: BatchResult) -> int:

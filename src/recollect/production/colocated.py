@@ -72,6 +72,17 @@ class ColocatedManager(Manager):
                 self.look()
             return self._result(status, step, sizes, taken, began)
 
+    async def evaluate(
+        self, sizes: Mapping[str, int], *, lease: float | bool = True
+    ) -> BatchResult:
+        """Produce so many groups of tasks that evaluate, with the weights of now, and take them.
+
+        The groups carry their version: `group.extras["version"]`.
+        """
+        self._bind()
+        step = self.buffer.train_step
+        return await self.produce_batch(sizes, step, version=self.version, lease=lease)
+
     async def _turn_of_generation(self, sizes: Mapping[str, int], step: int) -> State:
         """All tasks produce, and pause when the slowest is done; RUNNING where all went well."""
         outcomes = await self._produce(sizes, step)
@@ -89,10 +100,10 @@ class ColocatedManager(Manager):
 
     def _falls_short(self) -> State | None:
         """Whether what was produced is not enough any more."""
-        if self.error is not None:
-            raise self.error
         if self._closed:
             return State.FINISHED
+        if self.error is not None:
+            raise self.error
         self.look()
         short = any(counts.shortage > 0 for counts in self.progress.values())
         return State.RUNNING if short else None

@@ -41,7 +41,7 @@ class Consumption:
 
         Immediate: the caller has them in flight before anybody else runs.
         """
-        if n <= 0:
+        if n <= 0 or not self._buffer.count(task, status):
             return []
         groups = self._buffer.sync.take(n, task, status)
         self._retaken[task] += len(groups)

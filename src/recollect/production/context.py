@@ -116,6 +116,8 @@ class Context:
     def outdated_for(self, step: int) -> bool:
         """The same for any step. A trainer that is ahead of it decides: what these weights generate
         would expire when it is put, and be generated again and again."""
+        if not self.task.strategy.ages:
+            return False
         return max(step, self.buffer.train_step) > self.staleness.last_step(self.version)
 
     @property

@@ -144,8 +144,13 @@ class DisaggregatedManager(Manager):
         return ahead <= 0 or ahead + more <= core.capacity
 
     def _outdated_for(self, step: int) -> bool:
-        """Whether the weights of some task are too old for a step."""
-        return any(context.outdated_for(step) for context in self.contexts.values())
+        """Whether the weights are too old for a step, for some task that takes part in it."""
+        sizes = self.sizes_of(self._batch_size)
+        return any(
+            context.outdated_for(step)
+            for name, context in self.contexts.items()
+            if sizes[name] or self.progress[name].shortage > 0
+        )
 
     def _become(self, state: State) -> None:
         """Change the state, unless a pause or the end came first: those decide."""
@@ -192,6 +197,20 @@ class DisaggregatedManager(Manager):
                 raise
         return self._result(status, step, sizes, taken, began)
 
+    async def evaluate(
+        self, sizes: Mapping[str, int], *, lease: float | bool = True
+    ) -> BatchResult:
+        """Produce so many groups of tasks that evaluate, now, and take them.
+
+        Training goes on beside it, and its step stays where it is. The groups carry the version of
+        the weights that generated them: `group.extras["version"]`.
+        """
+        began = self._bind().time()
+        step = self.buffer.train_step
+        asked = {name: size for name, size in self.sizes_of(sizes).items() if name in sizes}
+        taken, status = await self._take(asked, step, lease)
+        return self._result(status, step, asked, taken, began)
+
     async def _move_to(self, step: int) -> None:
         """The trainer is at a step: what is too old for it expires, and may be produced again."""
         await self.buffer.advance(step)
@@ -224,10 +243,10 @@ class DisaggregatedManager(Manager):
 
     def _verdict(self, sizes: Mapping[str, int], step: int) -> State | None:
         """Why waiting for a batch is in vain, None where it is not; raises what went wrong."""
-        if self._conditions.error is not None:
-            raise self._conditions.error
         if self._closed:
             return State.FINISHED
+        if self._conditions.error is not None:
+            raise self._conditions.error
         if self.buffer.is_ready(sizes):
             return None
         if not self._background:

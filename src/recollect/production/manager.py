@@ -256,7 +256,7 @@ class Manager:
         except TimeoutError:
             log.warning("a generator did not answer to pause within %g s", ASK_LIMIT)
         except Exception:
-            log.exception("a generator failed to pause; it is asked again")
+            log.exception("a generator failed to pause")
 
     async def _ask_again(self, first: list[asyncio.Task[None]]) -> None:
         """Ask again and again, until generations are over: one may have begun in between."""
@@ -381,7 +381,7 @@ class Manager:
     ) -> BatchResult:
         """Make a result, read the windows, and log it."""
         now = asyncio.get_running_loop().time()
-        windows = self.progress.read(now)
+        windows = self.progress.read(now, asked)
         times = [seconds for window in windows.values() for seconds in window.times]
         result = BatchResult(
             status,
@@ -443,15 +443,11 @@ class Manager:
         What runs is cancelled, and its prompts are given back.
         """
         self._bind()
+        self._begins_with = None
         self._closed = True
         self._state = State.FINISHED
         self._stop()
-        for generator in self._generators():
-            try:
-                async with asyncio.timeout(ASK_LIMIT):
-                    await generator.pause()
-            except Exception:
-                log.exception("a generator failed to pause at the end")
+        await asyncio.gather(*map(self._ask, self._generators()))
         await self._cancel_rest()
         await self._end_beside()
 
@@ -485,7 +481,12 @@ class Manager:
     # -- threads ----------------------------------------------------------------------------------
     def _bind(self) -> asyncio.AbstractEventLoop:
         """All of production lives on the loop that comes first."""
-        running = asyncio.get_running_loop()
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise ProductionError(
+                "a manager runs on an event loop, and there is none here; use manager.sync"
+            ) from None
         if self.loop is None or self.loop.is_closed():
             self.loop = running
             self.progress.begin(running.time())

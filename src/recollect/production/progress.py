@@ -165,12 +165,13 @@ class Progress(Mapping[str, TaskProgress]):
         for counts in self._tasks.values():
             counts.window = Window(began=now)
 
-    def read(self, now: float) -> dict[str, Window]:
-        """What each task produced since the last time; new windows begin."""
-        windows = {task: counts.window for task, counts in self._tasks.items()}
-        for window in windows.values():
+    def read(self, now: float, tasks: Iterable[str] | None = None) -> dict[str, Window]:
+        """What tasks, or all of them, produced since the last time; new windows begin."""
+        windows = {}
+        for task in self._tasks if tasks is None else tasks:
+            windows[task] = window = self._tasks[task].window
             window.seconds = now - window.began
-        self.begin(now)
+            self._tasks[task].window = Window(began=now)
         return windows
 
     # -- saving ---------------------------------------------------------------------------------

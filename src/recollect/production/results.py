@@ -37,9 +37,9 @@ class BatchResult:
         groups: By task, in the order in which tasks were declared.
         status: RUNNING; OUTDATED: new weights are needed (where there are no groups, sync weights
             and ask again); FINISHED: shut down, or the last groups of the last prompts.
-        lease: What they are under; `confirm` or `give_back` the result.
         train_step: The step that they are for.
-        asked, taken: How many groups of each task.
+        asked: How many groups of each task.
+        batch_of: All groups as the buffer gave them.
         left: What the buffer has after that, by task and status.
         windows: What each task produced since the last result.
         generated, waited: How long generations took: of what was generated in the window, and of
@@ -70,7 +70,7 @@ class BatchResult:
 
     @property
     def lease(self) -> LeaseLike | None:
-        """What the groups are under."""
+        """What the groups are under: `confirm` or `give_back` the result."""
         return None if self.batch_of is None else self.batch_of.lease
 
     @property
@@ -153,11 +153,10 @@ def total(windows: Iterable[Window]) -> Window:
 
 def durations_of(taken: TakenBatch, contexts: Mapping[str, Context]) -> list[float]:
     """How long the groups of a batch took, of those that this process generated."""
-    found = []
-    for task, groups in taken.groups.items():
-        known = contexts[task].durations
-        if known and len(groups):
-            for group_id in groups.batch.shared["group_id"]:
-                if group_id in known:
-                    found.append(known.pop(group_id))
+    whole, found = taken.all._whole, []
+    tasks = whole.info.task.tolist()
+    for task, group_id in zip(tasks, whole.shared["group_id"].to_list(), strict=True):
+        seconds = contexts[task].durations.pop(group_id, None)
+        if seconds is not None:
+            found.append(seconds)
     return found

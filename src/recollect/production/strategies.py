@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import ClassVar
 
 from recollect.arguments import flag, whole
 from recollect.errors import InvalidValue, shown
@@ -36,6 +37,7 @@ class Outcome(Enum):
 class Strategy(ABC):
     """How a task's batch gets produced. Subclasses say what to start, and how generations end."""
 
+    ages: ClassVar[bool] = True  # whether what it produces can be too old
     over_sample: float = 0.0
     keep_partial: bool = False
 
@@ -188,6 +190,7 @@ class EvalStrategy(Strategy):
     """
 
     failed_reward: float = 0.0
+    ages: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         reward_of(self.failed_reward)
