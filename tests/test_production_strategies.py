@@ -413,3 +413,47 @@ def test_a_task_needs_prompts_and_a_generator():
         Task("math", Numbers(), Timed(), reward=3)
     with pytest.raises(rc.InvalidValue, match="weight of task 'math'"):
         Task("math", Numbers(), Timed(), weight=-1)
+
+
+def test_what_is_aborted_though_nobody_asked_is_not_sent_again_at_once():
+    class Away(Timed):
+        async def generate(self, group, *, keep_partial):
+            self.started.append(group.group_id)
+            group[0].finish_reason = "abort"
+            return group
+
+    async def main():
+        ctx = context_of(AsyncStrategy(), generator=Away(), batch=2)
+        making = asyncio.ensure_future(produced(ctx))
+        await asyncio.sleep(10.5)
+        assert len(ctx.generator.started) == 2 * 11
+        ctx.conditions.stopping = True
+        ctx.conditions.changed.notify()
+        await making
+        await ctx.pending.drained()  # a pause does not wait for it
+        assert asyncio.get_running_loop().time() == 10.5
+
+    run(main(), limit=100)
+
+
+def test_a_bounded_buffer_without_prompts_does_not_turn_in_circles():
+    async def main():
+        class Few(Numbers):
+            def next(self):
+                if self.count == 2:
+                    raise rc.errors.OutOfPrompts("over")
+                return super().next()
+
+        ctx = context_of(
+            AsyncStrategy(), buffer=buffer_of(capacity=4), prompts=Few(), generator=Timed(50.0)
+        )
+        ctx._progress.plan({"math": 4})
+        making = asyncio.ensure_future(produced(ctx))
+        await asyncio.sleep(1.0)
+        before = ctx.conditions.changed.count
+        await asyncio.sleep(10.0)
+        assert ctx.conditions.changed.count == before
+        assert await making is Outcome.EXHAUSTED
+        assert ctx.buffer.stats()["promised"] == {}
+
+    run(main(), limit=1000)

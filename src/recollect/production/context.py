@@ -161,6 +161,8 @@ class Context:
                 break
             started += 1
         self.room.give_back(reserved - started)
+        if started < reserved:
+            self.room.stop()  # room is not what is lacking: who waited for it would wake us at once
         return started
 
     def start_stored(self, n: int, status: Status, run: Run, limit: int) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from recollect.production.strategies import Strategy
 
 ENDS = (Status.COMPLETED, Status.ABORTED, Status.FAILED, Status.FILTERED)
+UNASKED = 1.0  # seconds until what was aborted without a pause is stored, and sent again
 VERSIONS = "versions"  # an extra of rollouts: where the versions of their tokens come from
 
 
@@ -85,6 +86,8 @@ async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[
     group = await task.generator.generate(flight.group, keep_partial=strategy.keep_partial)
     status = _checked(group, flight, "generator")
     _count(ctx, flight, group, status)
+    if status is Status.ABORTED and not ctx.stopping:
+        await _rest(ctx)
     if status is not Status.COMPLETED:
         return group, status
     if task.reward is not None:
@@ -97,6 +100,18 @@ async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[
         if not await strategy.judge(ctx, group):
             status = Status.FILTERED
     return group, status
+
+
+async def _rest(ctx: Context) -> None:
+    """Aborted, and nobody asked for it: the engine is paused by somebody else, or overloaded.
+
+    It would be sent again at once, and come back at once, with all speed.
+    """
+    try:
+        async with asyncio.timeout(UNASKED):
+            await ctx.conditions.changed.until(lambda: ctx.stopping)
+    except TimeoutError:
+        pass
 
 
 async def resolved(value: Any) -> Any:
