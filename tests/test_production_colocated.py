@@ -293,8 +293,8 @@ def test_one_line_is_logged_of_each_batch(caplog):
         (line,) = [record.getMessage() for record in caplog.records]
         assert line == (
             "step 1 RUNNING: taken math=4/4; left nothing; failed 0 filtered 0; raw reward 1; "
-            "4 rollouts 8 tokens in 2 s; waited 2 s, pause 0 s; generated 4 mean 2 s p50 2 p99 2 "
-            "p99/p50 1; taken 4 mean 2 s p50 2 p99 2 p99/p50 1"
+            "4 rollouts 8 tokens in 2 s; waited 2 s, pause 0 s; 0 in flight, the oldest 0 s; "
+            "generated 4 mean 2 s p50 2 p99 2 p99/p50 1; taken 4 mean 2 s p50 2 p99 2 p99/p50 1"
         )
 
     run(main())

@@ -32,6 +32,9 @@ class Judge:
         self._conditions = next(iter(contexts.values())).conditions
         self._waiting: deque[int] = deque()
         self._wake: Callable[[], object] = lambda: None  # set by `begin`
+        if self.needed:
+            with self._core.table._transaction():
+                self._core.judge = self.hold
 
     @property
     def needed(self) -> bool:
@@ -39,14 +42,14 @@ class Judge:
         return bool(self._contexts and self._core.needs)
 
     def begin(self, wake: Callable[[], object]) -> None:
-        """Judge from now on, and first what became whole when nobody did.
+        """Judge from now on, and first what became whole before, in another life too.
 
         `wake` lets `run` look again; any thread may call it.
         """
         self._wake = wake
         core = self._core
         with core.table._transaction():
-            core.judge = self.hold
+            self._waiting.clear()
             for name in self._contexts:
                 unready = core.where(name, Status.COMPLETED, False)
                 for key in core.storage.find(None, unready, visible=True).tolist():
@@ -55,8 +58,9 @@ class Judge:
 
     def end(self) -> None:
         """Let groups through as they come."""
-        with self._core.table._transaction():
-            self._core.judge = None
+        if self.needed:
+            with self._core.table._transaction():
+                self._core.judge = None
 
     def hold(self, keys: list[int]) -> list[int]:
         """Some groups are whole: returns those that are ready. Under the lock, by any thread."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -91,7 +91,7 @@ class Manager:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.sync = BlockingManager(self)
         self.bars = Bars(self.tasks, shown=bars)
-        self._judge: Judge | None = None
+        self._judge = Judge(buffer, self.contexts)
         self._beside: list[asyncio.Task[None]] = []
 
     # -- looking ----------------------------------------------------------------------------------
@@ -118,6 +118,10 @@ class Manager:
             for name, context in self.contexts.items()
             if len(context.pending)
         }
+
+    def _flights(self) -> Iterator[Flight]:
+        for context in self.contexts.values():
+            yield from context.pending.in_flight
 
     def look(self) -> dict[str, Handed]:
         """What the buffer says of each task, which `progress` then knows too. Immediate."""
@@ -396,6 +400,8 @@ class Manager:
             max((window.seconds for window in windows.values()), default=0.0),
             now - began,
             self._pause_seconds,
+            {name: len(flights) for name, flights in self.in_flight.items()},
+            max((now - each.started_at for each in self._flights()), default=0.0),
         )
         self._pause_seconds = 0.0
         if log.isEnabledFor(logging.INFO):
@@ -454,11 +460,9 @@ class Manager:
     # -- what runs beside -------------------------------------------------------------------------
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Judge what is annotated late, and show bars, where there is anything of it."""
-        judge = Judge(self.buffer, self.contexts)
-        if judge.needed:
-            judge.begin(lambda: loop.call_soon_threadsafe(self._changed.notify))
-            self._judge = judge
-            self._beside.append(loop.create_task(judge.run()))
+        if self._judge.needed:
+            self._judge.begin(lambda: loop.call_soon_threadsafe(self._changed.notify))
+            self._beside.append(loop.create_task(self._judge.run()))
         if self.bars.shown:
             self._beside.append(loop.create_task(self._show_bars()))
 
@@ -474,8 +478,7 @@ class Manager:
             task.cancel()
         await asyncio.gather(*self._beside, return_exceptions=True)
         self._beside = []
-        if self._judge is not None:
-            self._judge.end()
+        self._judge.end()
         self.bars.close()
 
     # -- threads ----------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class BatchResult:
         seconds: How long the window was.
         wait_seconds: How long the trainer waited.
         pause_seconds: How long draining took since the last result.
+        in_flight: Generations that run now, by task.
+        oldest_seconds: How long the oldest of them has run: one that hangs shows here.
     """
 
     status: State
@@ -61,6 +63,8 @@ class BatchResult:
     seconds: float = 0.0
     wait_seconds: float = 0.0
     pause_seconds: float = 0.0
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    oldest_seconds: float = 0.0
 
     def __bool__(self) -> bool:
         return any(self.taken.values())
@@ -126,6 +130,7 @@ class BatchResult:
             f"failed {window.failed} filtered {window.filtered}; raw reward {reward}; "
             f"{window.rollouts} rollouts {window.tokens} tokens in {self.seconds:.3g} s; "
             f"waited {self.wait_seconds:.3g} s, pause {self.pause_seconds:.3g} s; "
+            f"{sum(self.in_flight.values())} in flight, the oldest {self.oldest_seconds:.3g} s; "
             f"generated {shown_times(self.generated)}; taken {shown_times(self.waited)}"
         )
 
