@@ -50,7 +50,7 @@ class Source:
 
     def __init__(self, name: str, count: int, size: int) -> None:
         self.name, self.count, self.size = name, count, size
-        self.drawn = 0
+        self.drawn = self.refused = 0
         self.back: deque[rc.Group] = deque()
         self.out: set[str] = set()
 
@@ -62,6 +62,8 @@ class Source:
             group = rc.Group(rollouts, group_id=f"{self.name}-{self.drawn}", prompt_ids=[1, 2])
             self.drawn += 1
         else:
+            self.refused += 1
+            assert self.refused < 1000, "it is asked again and again"
             raise OutOfPrompts(f"{self.name}: all {self.count} are out")
         assert group.group_id not in self.out
         self.out.add(group.group_id)
@@ -582,6 +584,49 @@ def test_a_failure_in_the_moment_of_a_pause_is_raised_and_loses_no_prompt() -> N
 
     raised = sum(run(main(seed), seed=seed) for seed in range(300))
     assert 0 < raised < 300
+
+
+def test_with_the_prompts_used_up_nobody_waits_for_room_that_would_not_help() -> None:
+    async def main(seed: int) -> None:
+        _, _, manager = small(seed, capacity=4)
+        manager.start(4)
+        result = await manager.get_batch(4, 1)
+        assert sorted(g.group_id for g in result.groups["a"]) == ["a-0", "a-1", "a-2"]
+        assert result.status is State.FINISHED
+        await manager.confirm(result)
+        assert not await manager.get_batch(4, 2)
+        await manager.shutdown()
+
+    for seed in range(100):
+        run(main(seed), seed=seed)
+
+
+def test_what_expires_goes_back_to_the_prompts_of_a_strategy_that_takes_new_ones_only() -> None:
+    async def main(seed: int) -> None:
+        rng = random.Random(seed)
+        source = Source("a", 6, 1)
+        buffer = rc.RolloutBuffer(staleness=rc.Staleness(), capacity=3, clock=VirtualClock())
+        task = Task("a", source, Instant(rng), strategy=SyncStrategy())
+        manager = DisaggregatedManager(task, buffer)
+        manager.start(3)
+        trained: list[str] = []
+        for step in range(1, 5):
+            result = await manager.get_batch(3, step)
+            while not result and result.status is State.OUTDATED:
+                await manager.set_version(step - 1)
+                result = await manager.get_batch(3, step)
+            if step == 2:  # skipped: its groups are too old for the next step, and come again
+                await manager.give_back(result)
+            else:
+                trained += [group.group_id for group in result.groups.get("a", ())]
+                await manager.confirm(result)
+            await turns(rng)
+            await manager.set_version(step)
+        assert sorted(trained) == [f"a-{number}" for number in range(6)]
+        await manager.shutdown()
+
+    for seed in range(50):
+        run(main(seed), seed=seed)
 
 
 # -- pending --------------------------------------------------------------------------------------
