@@ -72,8 +72,8 @@ def test_a_trainer_that_asks_for_more_than_was_planned_raises_the_target():
     assert not progress.ask({"math": 4})
     assert progress.ask({"math": 6})
     assert progress["math"].target == 6
-    progress.plan({"math": 4})  # it was planned only once
-    assert progress["math"].target == 8
+    progress.plan({"math": 4})  # and the next step comes on top
+    assert progress["math"].target == 10
 
 
 def test_a_trainer_that_begins_later_is_planned_for_from_there():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from recollect.errors import ProductionError
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
+from recollect.production.taking import leased, take_unless
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 
@@ -100,12 +101,12 @@ class DisaggregatedManager(Manager):
         progress = self.progress
         looked = self._changed.count
         self.look()
-        missing = any(counts.shortage > 0 for counts in progress.values())
+        missing = [name for name, counts in progress.items() if counts.shortage > 0]
         if not missing:
             progress.produced()  # also where the last ones came while production was paused
         # A trainer that is ahead of the plan trains what is missing at its own step.
         step = max(progress.target_step + (not missing), progress.consumer_step)
-        if self._outdated_for(step):
+        if self._outdated_for(step, missing):
             self._become(State.OUTDATED)
             await self._changed.after(self._changed.count)
             return
@@ -143,14 +144,12 @@ class DisaggregatedManager(Manager):
         )
         return ahead <= 0 or ahead + more <= core.capacity
 
-    def _outdated_for(self, step: int) -> bool:
-        """Whether the weights are too old for a step, for some task that takes part in it."""
-        sizes = self.sizes_of(self._batch_size)
-        return any(
-            context.outdated_for(step)
-            for name, context in self.contexts.items()
-            if sizes[name] or self.progress[name].shortage > 0
-        )
+    def _outdated_for(self, step: int, missing: Collection[str]) -> bool:
+        """Whether the weights are too old for a step, for some task of which groups are missing;
+        where none is, for some that has a share in the next step."""
+        sizes = {} if missing else self.sizes_of(self._batch_size)
+        concerned = missing or [name for name, size in sizes.items() if size]
+        return any(self.contexts[name].outdated_for(step) for name in concerned)
 
     def _become(self, state: State) -> None:
         """Change the state, unless a pause or the end came first: those decide."""
@@ -188,6 +187,8 @@ class DisaggregatedManager(Manager):
         if sizes is None or isinstance(batch_size, Mapping) or sum(sizes.values()) != batch_size:
             sizes = self.sizes_of(batch_size)
         await self._move_to(step)
+        if self.progress.target_step < step and not self.progress.covers(sizes):
+            self.progress.plan(sizes)  # this call comes before production has planned the step
         taken, status = await self._take(sizes, step, lease)
         if taken is not None:
             try:
@@ -224,7 +225,7 @@ class DisaggregatedManager(Manager):
         """Wait for a batch in the buffer, or for a reason not to."""
         self._asked_at = self._changed.count  # prompts may have been given back before this call
         verdict = partial(self._verdict, sizes, step)
-        found = await self._take_unless(sizes, step, lease, verdict)
+        found = await take_unless(self.buffer, sizes, step, lease, self._changed, verdict)
         if isinstance(found, TakenBatch):
             return found, self._state if self._state is State.OUTDATED else State.RUNNING
         if found is State.FINISHED and not self._closed:
@@ -239,7 +240,7 @@ class DisaggregatedManager(Manager):
         rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
         if not any(rest.values()):
             return None
-        return await self._leased(rest, step, lease)
+        return await leased(self.buffer, rest, step, lease)
 
     def _verdict(self, sizes: Mapping[str, int], step: int) -> State | None:
         """Why waiting for a batch is in vain, None where it is not; raises what went wrong."""
@@ -262,7 +263,7 @@ class DisaggregatedManager(Manager):
             over = self._exhausted_at >= self._asked_at and not self.in_flight
             return State.FINISHED if over else None
         needed = max(self.progress.target_step, step)
-        if self._conditions.stopping or not self._outdated_for(needed):
+        if self._conditions.stopping or not self._outdated_for(needed, missing):
             return None
         if step - 1 > self.version:
             return State.OUTDATED

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 from recollect.arguments import time_span, whole
 from recollect.errors import InvalidValue, ProductionError, shown
@@ -23,7 +23,7 @@ from recollect.production.bars import Bars
 from recollect.production.blocking import BlockingManager
 from recollect.production.consumption import Consumption
 from recollect.production.context import Conditions, Context
-from recollect.production.generators.base import Generator
+from recollect.production.draining import ask_to_pause, cancel_rest, drain, each_generator
 from recollect.production.judging import Judge
 from recollect.production.pending import Flight
 from recollect.production.progress import Handed, Progress
@@ -34,14 +34,10 @@ from recollect.production.task import Task
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
-from recollect.rollouts.rollout import new_id
 from recollect.rollouts.taking import checked_sizes
 
 BatchSize = int | Mapping[str, int]
-V = TypeVar("V")
 
-ASK_LIMIT = 30.0  # seconds that one call of a generator's pause may take
-ASK_AGAIN = 5.0  # seconds after which it is asked again
 BARS_EVERY = 0.1  # seconds between two looks at the bars
 
 
@@ -162,7 +158,8 @@ class Manager:
         self._stop()  # at once, also where another call has the turn
         async with self._turn:
             self._stop()  # it may have continued
-            seconds = await self._drain()
+            seconds = await drain(self.contexts, self.drain_timeout)
+            self._pause_seconds += seconds
             if not self._closed:
                 self._state = State.PAUSED
             self._changed.notify()
@@ -175,7 +172,7 @@ class Manager:
         async with self._turn:
             if self._closed:
                 raise ProductionError("continue_: production was shut down; make a new manager")
-            await self._each_generator(lambda generator: generator.continue_(version))
+            await each_generator(self.contexts, lambda each: each.continue_(version))
             self._go(version)
 
     async def set_version(self, version: int, *, abort_hopeless: bool = True) -> int:
@@ -187,7 +184,7 @@ class Manager:
         version = whole("version", version, 0)
         self._bind()
         async with self._turn:
-            await self._each_generator(lambda generator: generator.set_version(version))
+            await each_generator(self.contexts, lambda each: each.set_version(version))
             # What is dispatched while the generator changes counts as the old version: it may be
             # called older than it is, and never newer.
             self._conditions.version = version
@@ -220,72 +217,6 @@ class Manager:
         conditions.stopping = False
         self._state = State.RUNNING
         conditions.changed.notify()
-
-    async def _drain(self) -> float:
-        """Wait until nothing is in flight; returns the seconds it took."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        first = [loop.create_task(self._ask(generator)) for generator in self._generators()]
-        again = loop.create_task(self._ask_again(first))
-        try:
-            try:
-                async with asyncio.timeout(self.drain_timeout):
-                    for context in self.contexts.values():
-                        await context.task.strategy.pause(context)
-            except TimeoutError:
-                for name, flights in self.in_flight.items():
-                    log.warning(
-                        "task %r: %d generations did not end within %g s; they are cancelled, and "
-                        "their prompts given back",
-                        name,
-                        len(flights),
-                        self.drain_timeout,
-                    )
-                await self._cancel_rest()
-            # Each was asked once to its end, also where nothing is in flight: a pause may do more
-            # than abort, such as free the memory that the trainer needs.
-            await asyncio.wait(first)
-        finally:
-            for each in (*first, again):
-                each.cancel()
-        seconds = loop.time() - began
-        self._pause_seconds += seconds
-        return seconds
-
-    async def _ask(self, generator: Generator) -> None:
-        """Ask a generator to pause."""
-        try:
-            async with asyncio.timeout(ASK_LIMIT):
-                await generator.pause()
-        except TimeoutError:
-            log.warning("a generator did not answer to pause within %g s", ASK_LIMIT)
-        except Exception:
-            log.exception("a generator failed to pause")
-
-    async def _ask_again(self, first: list[asyncio.Task[None]]) -> None:
-        """Ask again and again, until generations are over: one may have begun in between."""
-        await asyncio.wait(first)
-        while True:
-            await asyncio.sleep(ASK_AGAIN)
-            await asyncio.gather(*map(self._ask, self._generators()))
-
-    async def _cancel_rest(self) -> None:
-        """What still generates is cancelled; what is claimed is stored, which waits for nobody."""
-        for context in self.contexts.values():
-            for flight in context.pending.cancel_all():  # no await until all are given back
-                context.give_back(flight)
-        for context in self.contexts.values():
-            await context.pending.drained()
-
-    def _generators(self) -> list[Generator]:
-        """Each generator once, though tasks may share it."""
-        found: dict[int, Generator] = {}
-        for task in self.tasks.values():
-            found.setdefault(id(task.generator), task.generator)
-        return list(found.values())
-
-    async def _each_generator(self, call: Callable[[Generator], Awaitable[None]]) -> None:
-        await asyncio.gather(*(call(generator) for generator in self._generators()))
 
     # -- producing --------------------------------------------------------------------------------
     async def _produce(self, sizes: Mapping[str, int], step: int) -> list[Outcome]:
@@ -335,45 +266,6 @@ class Manager:
         returned = await self.buffer.give_back(result.lease)
         self._changed.notify()
         return returned
-
-    async def _leased(self, sizes: Mapping[str, int], step: int, lease: float | bool) -> TakenBatch:
-        """Take a batch; whoever is cancelled here, or while a journal is written, holds none."""
-        owner = new_id()
-        try:
-            return await self.buffer.take_batch(sizes, train_step=step, lease=lease, owner=owner)
-        except BaseException:
-            self.buffer.sync.release(owner)
-            raise
-
-    async def _take_unless(
-        self,
-        sizes: Mapping[str, int],
-        step: int,
-        lease: float | bool,
-        verdict: Callable[[], V | None],
-    ) -> TakenBatch | V:
-        """Wait for a batch in the buffer, or for a reason not to, which may be an error.
-
-        Both are looked at in turn, the batch first: a reason that comes together with the batch
-        that it is about does not win over it.
-        """
-        taking = asyncio.ensure_future(self._leased(sizes, step, lease))
-        taking.add_done_callback(lambda _: self._changed.notify())
-        found = None
-        try:
-            while not taking.done():
-                found = verdict()
-                if found is not None:
-                    break
-                await self._changed.after(self._changed.count)
-            if await _ended(taking):
-                return taking.result()
-        except BaseException:
-            if await _ended(taking) and taking.exception() is None:
-                self.buffer.sync.give_back(taking.result().lease)
-            raise
-        assert found is not None
-        return found
 
     def _result(
         self,
@@ -453,8 +345,8 @@ class Manager:
         self._closed = True
         self._state = State.FINISHED
         self._stop()
-        await asyncio.gather(*map(self._ask, self._generators()))
-        await self._cancel_rest()
+        await each_generator(self.contexts, ask_to_pause)
+        await cancel_rest(self.contexts)
         await self._end_beside()
 
     # -- what runs beside -------------------------------------------------------------------------
@@ -499,14 +391,6 @@ class Manager:
                 "a manager lives on one event loop; from other threads, use manager.sync"
             )
         return running
-
-
-async def _ended(taking: asyncio.Future[TakenBatch]) -> bool:
-    """End a call that may still wait; says whether it came to a result, or an error, before."""
-    if not taking.done():
-        taking.cancel()
-        await asyncio.wait([taking])
-    return not taking.cancelled()
 
 
 def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:

@@ -34,22 +34,12 @@ class Handed(NamedTuple):
 class TaskProgress:
     """The counts of one task, in groups."""
 
-    planned: int = 0  # the sum of the allocations of steps 1 to target_step
-    asked: int = 0  # consumed + the batch that a trainer last asked for
+    target: int = 0  # the sum of the allocations of steps 1 to target_step; never decreases
     confirmed: int = 0
     leased: int = 0
     completed: int = 0  # as of the last `observe`
     window: Window = field(default_factory=Window)
     seen: int = 0  # what the buffer had confirmed when we last looked
-
-    @property
-    def target(self) -> int:
-        """Groups that should have been made by now. Never decreases.
-
-        That is what was planned, unless a trainer asks for more than the plan has for it: a larger
-        batch than production was started with, or a step that was given back and skipped.
-        """
-        return max(self.planned, self.asked)
 
     @property
     def consumed(self) -> int:
@@ -110,7 +100,7 @@ class Progress(Mapping[str, TaskProgress]):
         allocation = {task: whole(task, sizes.get(task, 0), 0) for task in self._tasks}
         self._allocations[self.target_step] = allocation
         for task, size in allocation.items():
-            self._tasks[task].planned += size
+            self._tasks[task].target += size
         return self.target_step
 
     def plan_only(self, step: int, sizes: Mapping[str, int]) -> None:
@@ -118,7 +108,7 @@ class Progress(Mapping[str, TaskProgress]):
         self.target_step = max(self.target_step, step)
         for task, size in sizes.items():
             counts = self._tasks[task]
-            counts.planned = max(counts.target, counts.consumed + size)
+            counts.target = max(counts.target, counts.consumed + size)
 
     def allocation(self, step: int) -> dict[str, int] | None:
         """What was planned for a step, None where it is not planned or was consumed."""
@@ -138,17 +128,24 @@ class Progress(Mapping[str, TaskProgress]):
         return counts
 
     # -- consuming ------------------------------------------------------------------------------
+    def covers(self, sizes: Mapping[str, int]) -> bool:
+        """Whether so many groups beyond the consumed are planned."""
+        return all(
+            self._tasks[task].consumed + size <= self._tasks[task].target
+            for task, size in sizes.items()
+        )
+
     def ask(self, sizes: Mapping[str, int]) -> bool:
         """A trainer waits for these groups: that many must become available beyond the consumed.
 
-        Returns whether that is more than was planned.
+        Where that is more than was planned (a larger batch than production was started with) the
+        last planned step grows; returns whether one did.
         """
         raised = False
         for task, size in sizes.items():
             counts = self._tasks[task]
-            wanted = counts.consumed + size
-            if wanted > counts.target:
-                counts.asked, raised = wanted, True
+            if counts.consumed + size > counts.target:
+                counts.target, raised = counts.consumed + size, True
         return raised
 
     def consume(self, step: int) -> None:
@@ -191,8 +188,8 @@ class Progress(Mapping[str, TaskProgress]):
         tasks = {}
         for task, counts in self._tasks.items():
             consumed = counts.confirmed - (consumed_less or {}).get(task, 0)
-            planned = counts.planned if include_buffer else consumed
-            tasks[task] = {"target": planned, "consumed": consumed}
+            target = counts.target if include_buffer else consumed
+            tasks[task] = {"target": target, "consumed": consumed}
         if not include_buffer:
             return {
                 "format": FORMAT,
@@ -228,7 +225,7 @@ class Progress(Mapping[str, TaskProgress]):
         }
         for task in self._tasks:
             saved = state["tasks"].get(task, {"target": 0, "consumed": 0})
-            counts = TaskProgress(planned=saved["target"], confirmed=saved["consumed"])
+            counts = TaskProgress(target=saved["target"], confirmed=saved["consumed"])
             counts.window.began = self._tasks[task].window.began
             counts.seen = handed[task].confirmed
             self._tasks[task] = counts
