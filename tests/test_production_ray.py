@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,13 +39,14 @@ class Engine:
         self.seconds = seconds
         self.version = 0
         self.paused = asyncio.Event()
-        self.cancelled = 0
 
     async def generate(self, group: rc.Group, *, keep_partial: bool) -> rc.Group:
         if group.prompt == "fail":
             raise ValueError("an engine of its own")
         if group.prompt == "die":
             os._exit(1)
+        if group.prompt is not None:
+            Path(group.prompt).touch()  # a sign that it has begun
         try:
             async with asyncio.timeout(self.seconds):
                 await self.paused.wait()
@@ -52,7 +54,7 @@ class Engine:
             for rollout in group:
                 rollout.response_ids, rollout.finish_reason = [1, 2], "stop"  # type: ignore[assignment]
         except asyncio.CancelledError:
-            self.cancelled += 1
+            Path(f"{group.prompt}.cancelled").touch()
             raise
         else:
             for rollout in group:
@@ -60,7 +62,6 @@ class Engine:
         for rollout in group:
             rollout.versions = [self.version] * rollout.num_tokens  # type: ignore[assignment]
             rollout.check()
-            rollout.extras["cancelled"] = self.cancelled
         return group
 
     async def pause(self) -> None:
@@ -80,23 +81,22 @@ def quick(cluster: None) -> RayGenerator:
 
 
 def test_a_generator_in_an_actor_generates_pauses_and_can_be_cancelled(
-    quick: RayGenerator,
+    quick: RayGenerator, tmp_path: Path
 ) -> None:
     slow = start_generator(Engine, seconds=60.0, options={"num_cpus": 0})
 
     async def main() -> None:
-        group = new_group(2, prompt="q", ground_truth="4")
+        group = new_group(2, prompt=str(tmp_path / "q"), ground_truth="4")
         done = await quick.generate(group, keep_partial=False)
         assert done.group_id == group.group_id
         assert done.status is rc.Status.COMPLETED
-        assert (done.prompt, done.ground_truth) == ("q", "4")
+        assert (done.prompt, done.ground_truth) == (group.prompt, "4")
         assert [r.rollout_id for r in done] == [r.rollout_id for r in group]
 
         await slow.continue_(3)
         calls = [
             asyncio.create_task(slow.generate(new_group(), keep_partial=True)) for _ in range(4)
         ]
-        await asyncio.sleep(0.5)
         await slow.pause()
         for aborted in await asyncio.gather(*calls):
             assert aborted.status is rc.Status.ABORTED
@@ -104,14 +104,16 @@ def test_a_generator_in_an_actor_generates_pauses_and_can_be_cancelled(
             assert aborted[0].versions.tolist() == [3]
 
         await slow.continue_(4)
-        call = asyncio.create_task(slow.generate(new_group(), keep_partial=True))
-        await asyncio.sleep(0.5)
+        begun = tmp_path / "begun"
+        call = asyncio.create_task(slow.generate(new_group(prompt=str(begun)), keep_partial=True))
+        while not begun.exists():
+            await asyncio.sleep(0.05)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await slow.pause()
-        after = await slow.generate(new_group(), keep_partial=True)
-        assert after[0].extras["cancelled"] == 1
+        async with asyncio.timeout(60):
+            while not (tmp_path / "begun.cancelled").exists():  # there, too
+                await asyncio.sleep(0.05)
 
     asyncio.run(main())
 

@@ -15,10 +15,9 @@ class Retries:
     Tries are counted from the last token that came: a request that was cut off after some tokens
     goes on from them and may fail as often again.
 
-    >>> import recollect as rc
     >>> from recollect.production import Retries
-    >>> [Retries(first=1, most=5).pause(failures) for failures in (1, 2, 3, 4)]
-    [1, 2, 4, 5]
+    >>> [Retries(first=1.0, most=5.0).pause(failures) for failures in (1, 2, 3, 4)]
+    [1.0, 2.0, 4.0, 5.0]
 
     Args:
         attempts: How often a request is sent in all, before its rollout is FAILED.
