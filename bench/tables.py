@@ -270,6 +270,12 @@ def journaling(cost: Cost) -> Table:
             figures.verdict(cost.reached, LEAST_OF_DISK),
         ],
     ]
+    for name, speeds in cost.parts.items():
+        table.rows.append([f"alone: {name}", figures.rate(speeds), NOTHING, NOTHING, NOTHING])
+    for name, calls in cost.small.items():
+        alone = cost.small_alone[name]
+        share = f"{figures.ratio(calls, alone)} of those without"
+        table.rows.append([f"{name}, calls/s", figures.rate(calls), share, NOTHING, NOTHING])
     return table
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recollect.cli.showing import add_json, print_json
+from recollect.cli.showing import add_examples, add_json, print_json
 
 
 def add(commands: Any) -> None:
@@ -22,6 +22,11 @@ def add(commands: Any) -> None:
     parser.add_argument("--steps", type=int, help="train steps, in place of the file's")
     parser.add_argument("--seed", type=int, help="in place of the file's")
     add_json(parser)
+    add_examples(
+        parser,
+        "recollect simulate stale-0.yaml stale-1.yaml",
+        "recollect simulate scenario.yaml --steps 200 --json",
+    )
     parser.set_defaults(run=run)
 
 
