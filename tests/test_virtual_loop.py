@@ -278,6 +278,27 @@ def test_plain_callbacks_keep_their_order():
         assert run(main(), seed=seed) == list(range(50))
 
 
+def test_a_task_does_not_overtake_a_callback_that_was_ready_before_it():
+    async def main():
+        loop = asyncio.get_running_loop()
+        future, order = loop.create_future(), []
+        future.add_done_callback(lambda _: order.append("callback"))
+
+        async def wait():
+            await future
+            order.append("task")
+
+        waiting = asyncio.create_task(wait())
+        while not future._callbacks or len(future._callbacks) < 2:
+            await asyncio.sleep(0)
+        future.set_result(None)
+        await waiting
+        return order
+
+    for seed in range(50):
+        assert run(main(), seed=seed) == ["callback", "task"]
+
+
 def test_a_lost_update_that_the_plain_loop_never_shows_is_found():
     async def main():
         count = 0
@@ -310,6 +331,9 @@ def test_shuffled_time_jumps_too():
 
 def test_sockets_work_on_a_shuffling_loop():
     async def main():
+        wrong = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, told: wrong.append(told))
+
         async def echo(reader, writer):
             writer.write(await reader.readline())
             await writer.drain()
@@ -329,9 +353,10 @@ def test_sockets_work_on_a_shuffling_loop():
         answers = await asyncio.gather(*map(ask, range(8)))
         server.close()
         await server.wait_closed()
+        assert not wrong
         return answers
 
-    for seed in range(5):
+    for seed in range(20):
         assert run(main(), seed=seed) == list(range(8))
 
 
