@@ -55,6 +55,8 @@ class SegmentWriter:
         if self._file is None:
             self._file = self._files.create(self._path, hold=True)
             self._writer = pa.ipc.new_file(self._file, batch.schema, options=self._options)
+        if self._options.compression is None:
+            self._file.expect(batch.nbytes)
         self._writer.write_batch(batch)
         self.batches += 1
         self.values += values

@@ -12,6 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ from recollect.durability.progress import bar
 from recollect.durability.segments import COMPRESSIONS
 from recollect.durability.writing import TableWriter
 from recollect.errors import InvalidValue, SnapshotError, shown
+from recollect.storage.helping import cores
 
 log = logging.getLogger("recollect")
 
@@ -165,6 +167,11 @@ def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
     return max(before) + 1
 
 
+def _threads() -> ThreadPoolExecutor:
+    """Those that read and write rows, which is without the GIL: the disk wants to be fed."""
+    return ThreadPoolExecutor(min(2, cores()), "recollect-save")
+
+
 def _version() -> str:
     from recollect import __version__
 
@@ -220,12 +227,13 @@ class _Save:
         named: dict[str, Any] = {}
         links: dict[Path, str] = {}
         total = sum(captured.entry["nbytes"] for captured in self._captures.values())
-        with bar("save", total, self._progress) as told:
+        with bar("save", total, self._progress) as told, _threads() as threads:
             for name, captured in self._captures.items():
                 ledger = self._members[name].ledger
                 writer = TableWriter(
-                    self._folder, name, self._run, syncing, self._files, self._compression, told
-                )
+                    self._folder, name, self._run, syncing, self._files, self._compression, told,
+                    threads,
+                )  # fmt: skip
                 entry, after = writer.write(captured.items, ledger, captured.blobs)
                 entries[name] = {**captured.entry, "numbers": captured.items.numbers, **entry}
                 self.ledgers[name] = after

@@ -1,12 +1,13 @@
 """Writing one table of a snapshot: the rows that are new, the fields that changed, and the entry.
 
-What is on disk already is named again and linked by `snapshot`. The order of the work follows
-the disk: each file is handed over to be synced as soon as it is finished.
+What is on disk already is named again and linked by `snapshot`. Rows are read, hashed and written
+by a few threads, a segment each; the disk begins with a file as soon as it is finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ class TableWriter:
         files: Files,
         compression: str | None,
         told: Callable[[int], None],
+        threads: Executor,
     ) -> None:
         self._folder, self._name, self._run = folder, name, run
         self._syncing, self._files = syncing, files
@@ -63,6 +65,8 @@ class TableWriter:
         self._changes = ChangesWriter(*self._at("changes"), SMALL)
         self._arrays = ChangesWriter(*self._at("arrays"), SMALL)
         self._blobs = SegmentWriter(*self._at("blobs"), compression)
+        self._threads = threads
+        self._rows: list[Future[None]] = []
         self._of_items: list[Segment] = []
         self._pieces: dict[str, list[tuple[Array, dict[str, Any], str]]] = {}
 
@@ -86,7 +90,12 @@ class TableWriter:
             kept_blobs = self._write_blobs(blobs, old)
             for writer in (self._items, self._changes, self._arrays, self._blobs):
                 self._finish(writer)
+            for rows in self._rows:
+                rows.result()
         except BaseException:
+            for rows in self._rows:
+                rows.cancel()
+            wait(self._rows)
             for writer in (self._items, self._changes, self._arrays, self._blobs):
                 writer.abandon()
             raise
@@ -108,33 +117,16 @@ class TableWriter:
 
     # -- rows -------------------------------------------------------------------------------------
     def _add(self, captured: Capture, planned: Plan) -> list[Segment]:
-        """Write the rows that no kept segment has, in segments of about one size."""
+        """Begin to write the rows that no kept segment has, in segments of about one size."""
         added: list[Segment] = []
         for number, run in enumerate(parts(captured, planned.fresh, planned.target)):
             slots = captured.arranged(run)
-            rows = SegmentWriter(*self._at("rows", number), self._compression)
-            shared = SegmentWriter(*self._at("shared", number), self._compression)
-            count = 0
-            try:
-                for some in parts(captured, slots, BATCH):
-                    arrow = captured.read(some, self._pool.array).to_arrow()
-                    rows.write(arrow.rows)
-                    count += arrow.rows.num_rows
-                    if arrow.shared is not None:
-                        shared.write(arrow.shared)
-                    self._told(int(captured.nbytes(some).sum()))
-                for writer in (rows, shared):
-                    self._finish(writer)
-            except BaseException:
-                rows.abandon()
-                shared.abandon()
-                raise
             entry: dict[str, Any] = {
-                "rows": rows.name,
-                "shared": shared.name if shared.batches else None,
+                "rows": file_name(self._name, "rows", self._run, number),
+                "shared": None,
                 "items": None,
                 "count": slots.size,
-                "row_count": count,
+                "row_count": 0,
                 "row_bytes": captured.row_bytes,
                 "nbytes": int(captured.nbytes(slots).sum()),
                 "live": slots.size,
@@ -144,7 +136,29 @@ class TableWriter:
             known = Known(entry, slots, captured.rows(slots))
             self._of_items.append((known, None))
             added.append((known, None))
+            self._rows.append(self._threads.submit(self._write_rows, captured, known, number))
         return added
+
+    def _write_rows(self, captured: Capture, known: Known, number: int) -> None:
+        """Write the rows of a segment, in one of the threads."""
+        rows = SegmentWriter(*self._at("rows", number), self._compression)
+        shared = SegmentWriter(*self._at("shared", number), self._compression)
+        try:
+            for some in parts(captured, known.slots, BATCH):
+                arrow = captured.read(some, self._pool.array).to_arrow()
+                rows.write(arrow.rows)
+                known.entry["row_count"] += arrow.rows.num_rows
+                if arrow.shared is not None:
+                    shared.write(arrow.shared)
+                self._told(int(captured.nbytes(some).sum()))
+            if shared.batches:
+                known.entry["shared"] = shared.name
+            for writer in (rows, shared):
+                self._finish(writer)
+        except BaseException:
+            rows.abandon()
+            shared.abandon()
+            raise
 
     def _write_items(self, captured: Capture) -> None:
         """Write the fields of all segments that asked for it, one after another in one batch."""
