@@ -20,7 +20,6 @@ from typing import Any
 
 from recollect.durability.files import LOCAL, Files, Syncing, digest
 from recollect.durability.format import FORMAT
-from recollect.durability.ledger import Ledger
 from recollect.durability.manifest import (
     MANIFEST,
     aside,
@@ -34,7 +33,7 @@ from recollect.durability.manifest import (
 from recollect.durability.members import Captured, Member, member_of
 from recollect.durability.progress import bar
 from recollect.durability.segments import COMPRESSIONS
-from recollect.durability.writing import TableWriter
+from recollect.durability.writing import Settle, TableWriter
 from recollect.errors import InvalidValue, SnapshotError, shown
 from recollect.storage.helping import cores
 
@@ -107,17 +106,21 @@ def save_snapshot(
             "state": own,
         }
         try:
-            save.run(manifest, others or {})
-        except FileNotFoundError:
-            if not any(member.ledger for member in wanted.values()):
-                raise
-            for member in wanted.values():  # somebody removed the last snapshot: write it all
-                member.ledger = None
-            save = _Save(target, wanted, captures, compression, progress, files)
-            save.run(manifest, others or {})
-        for name, ledger in save.ledgers.items():
-            ledger.folder = str(target)
-            wanted[name].ledger = ledger
+            try:
+                save.run(manifest, others or {})
+            except FileNotFoundError:
+                if not any(member.ledger for member in wanted.values()):
+                    raise
+                for member in wanted.values():  # somebody removed the last snapshot: write it all
+                    member.ledger = None
+                save = _Save(target, wanted, captures, compression, progress, files)
+                save.run(manifest, others or {})
+        except BaseException:
+            for name, member in wanted.items():
+                member.undo(captures[name])
+            raise
+        for name, settle in save.ledgers.items():
+            wanted[name].ledger = settle(str(target), manifest["sequence"])
         if keep_last is not None:
             forget_old(target.parent, keep_last, files, manifest)
     items = sum(captured.entry["items"] for captured in captures.values())
@@ -159,12 +162,11 @@ def _capture(
 
 def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
     """One more than what this continues: the snapshot that it shares segments with or replaces."""
-    before = [-1]
-    folders = {member.ledger.folder for member in members.values() if member.ledger}
-    for folder in {*folders, str(target)}:
+    before = [member.ledger.sequence for member in members.values() if member.ledger]
+    if files.exists(target):
         with suppress(SnapshotError):
-            before.append(read_manifest(folder, files)["sequence"])
-    return max(before) + 1
+            before.append(read_manifest(target, files)["sequence"])
+    return max(before, default=-1) + 1
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -194,7 +196,7 @@ class _Save:
         self._compression, self._progress, self._files = compression, progress, files
         self._run = new_run()
         self._folder = temporary(target, self._run)
-        self.ledgers: dict[str, Ledger] = {}
+        self.ledgers: dict[str, Settle] = {}
         self.written = self.total = 0
 
     def run(self, manifest: dict[str, Any], others: Mapping[str, Other]) -> None:
@@ -234,13 +236,13 @@ class _Save:
                     self._folder, name, self._run, syncing, self._files, self._compression, told,
                     threads,
                 )  # fmt: skip
-                entry, after = writer.write(captured.items, ledger, captured.blobs)
+                entry, its_files, settle = writer.write(captured.items, ledger, captured.blobs)
                 entries[name] = {**captured.entry, "numbers": captured.items.numbers, **entry}
-                self.ledgers[name] = after
-                named.update(after.files)
+                self.ledgers[name] = settle
+                named.update(its_files)
                 self.written += sum(file["bytes"] for file in writer.written.values())
                 if ledger is not None:
-                    again = after.files.keys() - writer.written.keys()
+                    again = its_files.keys() - writer.written.keys()
                     links.update({Path(ledger.folder) / file: file for file in again})
             for source, file in links.items():
                 self.written += self._files.link(source, self._folder / file)
