@@ -19,8 +19,8 @@ PYTEST := RECOLLECT_NO_SKIPS=1 $(RUN) -m pytest --quiet
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.core ## a short program that shows a table at work; installs the core dependencies only
-	@$(RUN) examples/demo.py
+demo: $(VENV)/.core ## a tiny policy learns, its process is killed, nothing is lost; installs the core only
+	@$(BIN)/recollect demo
 
 test: lint types ## everything that `check` does, and every test but the soak tests; a skipped test fails it
 	$(PYTEST) -n $(WORKERS) -m "not soak and not alone"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,8 @@ from postgres_server import PostgresServer
 
 import recollect as rc
 from recollect.cli import main
+from recollect.cli.completion import _commands, script
+from recollect.cli.main import COMMANDS, parser
 
 
 def test_sql_init_makes_the_tables_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,3 +69,52 @@ def test_it_is_a_module(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.startswith(url)
+
+
+def helps() -> list[list[str]]:
+    """Every command, as it is called."""
+    return [path.split()[1:] for path, _ in _commands(parser(), "recollect")]
+
+
+@pytest.mark.parametrize("command", helps(), ids=" ".join)
+def test_every_command_has_an_example_in_its_help_that_parses(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--help"]) == 0
+    help = capsys.readouterr().out
+    examples = help.split("\nexamples:\n")[1].splitlines()
+    assert examples
+    for line in examples:
+        typed = re.search(r"recollect [^#)]*?(?=   |$|\)|\s+#)", line)
+        assert typed is not None, line
+        arguments = shlex.split(typed.group())[1:]
+        if "COMMAND" not in arguments:
+            parser().parse_args(arguments)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"recollect {rc.__version__}\n"
+
+
+def completed(*words: str) -> list[str]:
+    """What bash offers for the last word, asked of a real one."""
+    listed = " ".join(map(shlex.quote, words))
+    asked = f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _recollect"
+    typed = f'{script(parser())}\n{asked}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    run = subprocess.run(
+        ["bash", "--norc", "-c", typed], capture_output=True, text=True, check=True
+    )
+    return run.stdout.split()
+
+
+def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert completed("recollect", "ver") == ["verify"]
+    assert set(COMMANDS) <= set(completed("recollect", ""))
+    assert completed("recollect", "sql", "i") == ["init"]
+    assert completed("recollect", "export", "a", "--t") == ["--table"]
+    assert completed("recollect", "completion", "") == ["--help", "bash", "zsh"]
+    assert main(["completion", "bash"]) == 0
+    bash = capsys.readouterr().out
+    assert main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out == f"autoload -U +X bashcompinit && bashcompinit\n{bash}"

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
+from callers import Caller
 
 import recollect as rc
 from recollect import Status
 
 PATIENT = rc.Staleness(max_staleness=99)
-SOON = 5.0
-MOMENT = 0.1
-
-
-class Caller:
-    """A call in a thread of its own, and what became of it."""
-
-    def __init__(self, call):
-        self.result = self.error = None
-        self._thread = threading.Thread(target=self._run, args=[call], daemon=True)
-        self._thread.start()
-
-    def _run(self, call):
-        try:
-            self.result = call()
-        except BaseException as error:
-            self.error = error
-
-    def done(self, within=SOON):
-        self._thread.join(within)
-        assert not self._thread.is_alive(), "still waiting"
-        if self.error is not None:
-            raise self.error
-        return self.result
-
-    def waits(self):
-        self._thread.join(MOMENT)
-        return self._thread.is_alive()
 
 
 def rollout(tokens=2, **options):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from callers import Caller
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,15 @@ def rollout(n: int = 3, **given: Any) -> rc.Rollout:
 def group(*rollouts: rc.Rollout, **given: Any) -> rc.Group:
     shared = {"task": "math", "group_id": "g", "prompt_ids": np.arange(5, dtype=np.int32)}
     return rc.Group(rollouts or [rollout(3), rollout(1), rollout(700)], **(shared | given))
+
+
+def prompted(*prompts: list[int]) -> rc.Group:
+    """A group of rollouts that each have a prompt of their own."""
+    rollouts = [
+        rc.Rollout(prompt, [1, 2], finish_reason="stop", rollout_id=f"r{n}")
+        for n, prompt in enumerate(prompts)
+    ]
+    return rc.Group(rollouts, task="math", group_id="g")
 
 
 def general(**options: Any) -> rc.RolloutBuffer:
@@ -87,6 +97,10 @@ COMMON: dict[str, Callable[[], rc.Group]] = {
     "no prompt": lambda: group(rollout(2), prompt_ids=None),
     "what a group shares": lambda: group(prompt="2+2, größer?", ground_truth=4, extras={"a": 1}),
     "a strange reward": lambda: group(rollout(2, reward=float("inf")), rollout(3, reward=-0.0)),
+    "versions": lambda: group(rollout(2, versions=[3, 4]), rollout(3, versions=[9, 2, 5])),
+    "versions and dispatch": lambda: group(rollout(2, versions=[3, 4], dispatch_version=1)),
+    "the same prompt in each": lambda: prompted([7, 8], [7, 8], [7, 8]),
+    "a reason in two objects": lambda: group(rollout(2), rollout(3, finish_reason=f"sto{'p'}")),
     "tool output": lambda: group(rollout(2, logprobs=np.array([np.nan, -1], np.float32))),
 }  # fmt: skip
 
@@ -100,7 +114,10 @@ OTHERS: dict[str, Callable[[], rc.Group]] = {
     "some logprobs": lambda: group(rollout(2), rollout(3, logprobs=None)),
     "some masks": lambda: group(rollout(2, loss_mask=None), rollout(3)),
     "some rewards": lambda: group(rollout(2), rollout(3, reward=None)),
-    "versions": lambda: group(rollout(2, versions=[3, 4])),
+    "some versions": lambda: group(rollout(2, versions=[3, 4]), rollout(3)),
+    "versions of tool output": lambda: group(rollout(2, versions=[3, -1])),
+    "another prompt": lambda: prompted([7, 8], [7, 9]),
+    "a longer prompt": lambda: prompted([7, 8], [7, 8, 8]),
     "extras": lambda: group(rollout(2, extras={"a": 1})),
     "an error": lambda: group(rollout(2, error="late")),
     "turns": lambda: group(rollout(2, turns=[{"role": "user"}])),
@@ -237,3 +254,32 @@ def test_a_full_buffer_lets_the_same_groups_go(
     assert short.nbytes == long.nbytes
     if len(versions) % 2:
         assert short.sync.take(99) == long.sync.take(99)
+
+
+def test_mixed_dispatch_versions_beside_versions_of_tokens_are_declined() -> None:
+    """By dispatch, some rollouts count from there and others from their tokens."""
+    mixed = group(rollout(2, versions=[3, 4], dispatch_version=1), rollout(3, versions=[5, 5, 5]))
+    assert looked(mixed)
+    assert not looked(mixed, rule=rc.Staleness(max_staleness=1000, measure="dispatch"))
+
+
+@pytest.mark.parametrize("overflow", ["block", "drop_stalest", "drop_newest", "raise"])
+def test_room_that_is_promised_is_kept_and_used(overflow: str) -> None:
+    """Three places, two of them promised to another task: one is left, whichever way is taken."""
+    outcomes = []
+    for make in (rc.RolloutBuffer, general):
+        buffer = make(capacity=3, overflow=overflow, staleness=PATIENT, clock=rc.ManualClock())
+        calls = buffer.sync
+        assert calls.reserve(2, "code") == 2
+        first = calls.put(group(rollout(2), group_id="a")) is not None
+        second = Caller(lambda calls=calls: calls.put(group(rollout(2), group_id="b")))
+        waited = second.waits()
+        third = calls.put(group(rollout(2), group_id="c", task="code")) is not None
+        promised = buffer.stats()["promised"]
+        assert calls.unreserve(9, "code") == 1
+        stored = None if overflow == "raise" else second.done() is not None
+        outcomes.append((first, waited, third, promised, stored, everything(buffer)))
+        assert isinstance(second.error, rc.BufferFull) == (overflow == "raise")
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][1] == (overflow == "block")
+    assert outcomes[0][3] == {"code": 1}

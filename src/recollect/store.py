@@ -141,3 +141,8 @@ class Store(Mapping[str, Table]):
 
     def __repr__(self) -> str:
         return f"Store({list(self._tables.values())!r})"
+
+    def _repr_html_(self) -> str:
+        from recollect.html import of_store
+
+        return of_store(self)

@@ -40,6 +40,7 @@ from recollect.info import Lease, LeaseLike
 from recollect.leases import LeaseBook, Leases
 from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
+from recollect.readable import size
 from recollect.requests import Request, Requests, check_request
 from recollect.schema import Column, Rows, Schema
 from recollect.selectors import (
@@ -1093,9 +1094,14 @@ class Table:
 
     def __repr__(self) -> str:
         return (
-            f"Table({self.name!r}, {len(self)}/{self.capacity} items, {self.nbytes} bytes, "
+            f"Table({self.name!r}, {len(self)}/{self.capacity} items, {size(self.nbytes)}, "
             f"sampler={self._sampler}, remover={self._remover}, limiter={self._limiter})"
         )
+
+    def _repr_html_(self) -> str:
+        from recollect.html import of_table
+
+        return of_table(self)
 
     # -- rules that may change while the table runs -----------------------------------------------
     @property

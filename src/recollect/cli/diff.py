@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_json, lines, print_json
+from recollect.cli.showing import add_examples, add_json, lines, print_json
 
 
 def add(commands: Any) -> None:
@@ -13,6 +13,10 @@ def add(commands: Any) -> None:
     parser.add_argument("first", metavar="A", help="a snapshot, or a folder of snapshots")
     parser.add_argument("second", metavar="B", help="the same")
     add_json(parser)
+    add_examples(
+        parser,
+        "recollect diff runs/a runs/b",
+    )
     parser.set_defaults(run=run)
 
 

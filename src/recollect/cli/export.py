@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recollect.cli.showing import add_path
+from recollect.cli.showing import add_examples, add_path
 from recollect.errors import InvalidValue
 
 ENDINGS = (".parquet", ".arrow", ".feather")
@@ -22,6 +22,11 @@ def add(commands: Any) -> None:
     parser.add_argument("out", metavar="OUT", help="a file that ends with .parquet or .arrow")
     parser.add_argument("--table", help="which table; needed where there are several")
     parser.add_argument("--where", help="only items that meet this, as \"task = 'math'\"")
+    add_examples(
+        parser,
+        "recollect export runs/checkpoints replay.parquet",
+        "recollect export runs/checkpoints math.parquet --where \"task = 'math'\"",
+    )
     parser.set_defaults(run=run)
 
 

@@ -7,13 +7,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from recollect.cli.showing import add_json, add_path, lines, print_json, size, span
+from recollect.cli.showing import add_examples, add_json, add_path, lines, print_json
+from recollect.readable import size, span
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("inspect", help="show what is in a snapshot")
     add_path(parser)
     add_json(parser)
+    add_examples(
+        parser,
+        "recollect inspect runs/checkpoints",
+        "recollect inspect runs/checkpoints --step 400 --json",
+    )
     parser.set_defaults(run=run)
 
 

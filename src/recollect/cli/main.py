@@ -6,11 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from recollect.cli.showing import add_examples
 from recollect.errors import InvalidValue, RecollectError
 
-COMMANDS = ("inspect", "verify", "export", "diff", "reshard", "sql")  # files in this folder
+COMMANDS = (  # files in this folder, in the order of the help
+    "inspect", "verify", "export", "diff", "reshard", "sql", "demo", "completion",
+)  # fmt: skip
 WRONG_USE, FAILED = 2, 1
 
 
@@ -22,8 +25,32 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(WRONG_USE)
 
 
+class Version(argparse.Action):
+    """Looks the version up only when somebody asks for it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, *_: Any) -> NoReturn:
+        import recollect
+
+        print(f"recollect {recollect.__version__}")
+        raise SystemExit(0)
+
+
 def parser() -> Parser:
-    made = Parser(prog="recollect", description="The experience store for reinforcement learning.")
+    made = Parser(
+        prog="recollect",
+        description="The experience store for reinforcement learning: look into what a run saved, "
+        "check it, move it to another number of ranks.",
+    )
+    made.add_argument("--version", action=Version, help="show the version and exit")
+    add_examples(
+        made,
+        "recollect inspect runs/checkpoints     what the last checkpoint holds",
+        "recollect verify runs/checkpoints      whether every byte is as it was written",
+        "recollect COMMAND --help               arguments and examples of a command",
+    )
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for name in COMMANDS:
         import_module(f"recollect.cli.{name}").add(commands)

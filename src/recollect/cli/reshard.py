@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_json, print_json
+from recollect.cli.showing import add_examples, add_json, print_json
 
 
 def add(commands: Any) -> None:
@@ -33,6 +33,10 @@ def add(commands: Any) -> None:
         help="a column that names a row's environment; without it, those called env_id",
     )
     add_json(parser)
+    add_examples(
+        parser,
+        "recollect reshard runs/checkpoints runs/for-5-ranks --shards 5",
+    )
     parser.set_defaults(run=run)
 
 

@@ -18,25 +18,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_examples(parser: argparse.ArgumentParser, *lines: str) -> None:
+    """What a person may type, shown at the end of the command's help."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
+
+
 def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2))
-
-
-def size(count: float) -> str:
-    """Bytes as a person reads them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def span(seconds: float) -> str:
-    """A time span as a person reads it."""
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def lines(pairs: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:

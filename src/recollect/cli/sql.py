@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from recollect.cli.showing import add_examples
 from recollect.optional import optional
 
 
@@ -17,6 +18,12 @@ def add(commands: Any) -> None:
     verbs = sql.add_subparsers(metavar="VERB", required=True)
     init = verbs.add_parser("init", help="make the tables of Recollect in a database")
     init.add_argument("url", metavar="URL", help="sqlite:///replay.db, postgresql://user@host/name")
+    add_examples(
+        init,
+        "recollect sql init sqlite:///replay.db",
+        "recollect sql init postgresql://trainer@db.example/experience",
+    )
+    add_examples(sql, "recollect sql init sqlite:///replay.db")
     init.set_defaults(run=run_init)
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from recollect.cli.showing import add_json, add_path, print_json
+from recollect.cli.showing import add_examples, add_json, add_path, print_json
 from recollect.errors import SnapshotError
 
 
@@ -14,6 +14,10 @@ def add(commands: Any) -> None:
     parser = commands.add_parser("verify", help="compare a snapshot with its checksums and counts")
     add_path(parser)
     add_json(parser)
+    add_examples(
+        parser,
+        "recollect verify runs/checkpoints/step-000000000400",
+    )
     parser.set_defaults(run=run)
 
 

@@ -38,14 +38,17 @@ PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its h
 ) = range(27)  # fmt: skip
 
 # What `look` finds: which of the optional arrays there are, sizes in bytes, whether a logprob is
-# not a number.
-HAS_LOGPROBS, HAS_MASK, HAS_REWARD, PAYLOAD, STORED, SHARED_PAYLOAD, SHARED_STORED, NAN = range(8)
+# not a number, the lowest version of a token.
+(
+    HAS_LOGPROBS, HAS_MASK, HAS_REWARD, PAYLOAD, STORED, SHARED_PAYLOAD, SHARED_STORED, NAN,
+    HAS_VERSIONS, OLDEST,
+) = range(10)  # fmt: skip
 
 # What `write` gets and changes: where the next record and the last cell of two segments are.
 BASE, STRIDE, TAIL, ROW, SHARED_BASE, SHARED_STRIDE, SHARED_TAIL, SHARED_ROW = range(8)
 
 # The order of columns that `write` fills, see `encoding.ROWS` and `encoding.SHARED`.
-C_RESPONSE, C_LOGPROBS, C_MASK, C_STAMP, C_DISPATCH, C_REWARD = 0, 1, 2, 4, 5, 6
+C_RESPONSE, C_LOGPROBS, C_MASK, C_VERSIONS, C_STAMP, C_DISPATCH, C_REWARD = range(7)
 C_STATUS, C_SEGMENT, C_ATTEMPT, C_ID, C_REASON = 7, 8, 9, 10, 11
 S_PROMPT, S_ID, S_ABOUT = 0, 1, 2
 
@@ -84,6 +87,22 @@ def _empty(rollout, place):
     return int64_at(int64_at(rollout + place)[0] + OBJECT_SIZE)[0] == 0
 
 
+@inner("boolean(int64, int64, ints)")
+def _same_prompt(own, prompt, about):
+    """Whether a rollout has the group's prompt: that array, or one with the same tokens."""
+    if own == prompt:
+        return True
+    n = _length(own, about[INT32], about)
+    if n < 0 or n != _length(prompt, about[INT32], about):
+        return False
+    ours = int32_at(int64_at(own + ARRAY_DATA)[0])
+    theirs = int32_at(int64_at(prompt + ARRAY_DATA)[0])
+    differ = np.int32(0)
+    for k in range(n):
+        differ |= ours[k] ^ theirs[k]
+    return differ == 0
+
+
 @inner("boolean(int64, int64, ints, ints, boolean)")
 def _has_layout(rollout, prompt, about, found, first):
     """Whether a rollout has the common layout, and the optional arrays that the first one has."""
@@ -91,7 +110,7 @@ def _has_layout(rollout, prompt, about, found, first):
         return False
     nothing = about[NOTHING]
     own = int64_at(rollout + about[PROMPT])[0]
-    for place in (VERSIONS, ERROR, REWARDS, TURNS):
+    for place in (ERROR, REWARDS, TURNS):
         if int64_at(rollout + about[place])[0] != nothing:
             return False
     for place in (EXTRAS, BLOBS, ARRAYS):
@@ -99,7 +118,7 @@ def _has_layout(rollout, prompt, about, found, first):
         if int64_at(value + OBJECT_TYPE)[0] != about[DICT] or not _empty(rollout, about[place]):
             return False
     if (
-        own != prompt
+        not _same_prompt(own, prompt, about)
         or int64_at(rollout + about[SEGMENT])[0] != about[ZERO]
         or int64_at(rollout + about[ATTEMPT])[0] != about[ZERO]
     ):
@@ -109,8 +128,10 @@ def _has_layout(rollout, prompt, about, found, first):
         return False
     logprobs = int64_at(rollout + about[LOGPROBS])[0]
     mask = int64_at(rollout + about[MASK])[0]
+    versions = int64_at(rollout + about[VERSIONS])[0]
     reward = int64_at(rollout + about[REWARD])[0]
     if first:
+        found[HAS_VERSIONS] = versions != nothing
         found[HAS_LOGPROBS] = logprobs != nothing
         found[HAS_MASK] = mask != nothing
         found[HAS_REWARD] = reward != nothing
@@ -123,6 +144,11 @@ def _has_layout(rollout, prompt, about, found, first):
         if mask != nothing:
             return False
     elif _length(mask, about[INT8], about) != tokens:
+        return False
+    if found[HAS_VERSIONS] == 0:
+        if versions != nothing:
+            return False
+    elif _length(versions, about[INT32], about) != tokens:
         return False
     if found[HAS_REWARD] == 0:
         return reward == nothing
@@ -147,6 +173,16 @@ def _some_nan(values, n):
     for k in range(n):
         highest = max(highest, bits[k] & np.int32(0x7FFFFFFF))
     return highest > np.int32(0x7F800000)
+
+
+@inner("int64(int64, int64)")
+def _lowest(values, n):
+    """The lowest of n int32, of which there is one."""
+    numbers = int32_at(values)
+    lowest = numbers[0]
+    for k in range(n):
+        lowest = min(lowest, numbers[k])
+    return np.int64(lowest)
 
 
 @inner("int64(int64, int64, int64, int64, int64, int64, table, ints, ints)")
@@ -174,7 +210,7 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
         if letters < 0 or not _has_layout(objects[row], prompt, about, found, row == 0):
             return np.int64(-1)
         tokens = _length(int64_at(objects[row] + about[RESPONSE])[0], about[INT32], about)
-        arrays = 1 + found[HAS_LOGPROBS]
+        arrays = 1 + found[HAS_LOGPROBS] + found[HAS_VERSIONS]
         payload += tokens * (4 * arrays + found[HAS_MASK]) + letters
         stored += _round_up(4 * tokens) * arrays + _round_up(tokens) * found[HAS_MASK]
         stored += _round_up(letters)
@@ -201,6 +237,7 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
     """
     n = _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found)
     found[NAN] = 0
+    found[OLDEST] = np.int64(1) << 40
     for row in range(n):
         rollout = int64_at(int64_at(rollouts + LIST_ITEMS)[0])[row]
         length = _length(int64_at(rollout + about[RESPONSE])[0], about[INT32], about)
@@ -211,6 +248,9 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
         if nans and found[HAS_LOGPROBS]:
             logprobs = int64_at(int64_at(rollout + about[LOGPROBS])[0] + ARRAY_DATA)[0]
             found[NAN] |= _some_nan(logprobs, length)
+        if found[HAS_VERSIONS]:
+            versions = int64_at(int64_at(rollout + about[VERSIONS])[0] + ARRAY_DATA)[0]
+            found[OLDEST] = min(found[OLDEST], _lowest(versions, length))
     return n > 0
 
 
@@ -240,13 +280,13 @@ def write(
     `stamp` is the version of all tokens, `dispatch` that of each rollout, or one for all. They are
     completed, of segment 0 and at their first attempt.
     """
-    parts = found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD]
+    parts = found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD], found[HAS_VERSIONS]
     payload, others_payload = found[PAYLOAD], found[SHARED_PAYLOAD]
     stored, others_stored = found[STORED], found[SHARED_STORED]
     n = _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found)
     if (
         n < 0
-        or parts != (found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD])
+        or parts != (found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD], found[HAS_VERSIONS])
         or (payload, stored) != (found[PAYLOAD], found[STORED])
         or (others_payload, others_stored) != (found[SHARED_PAYLOAD], found[SHARED_STORED])
     ):
@@ -270,6 +310,9 @@ def write(
                 source, elements = int64_at(array + ARRAY_DATA)[0], length
             elif c == C_MASK and found[HAS_MASK]:
                 array = int64_at(objects[row] + about[MASK])[0]
+                source, elements = int64_at(array + ARRAY_DATA)[0], length
+            elif c == C_VERSIONS and found[HAS_VERSIONS]:
+                array = int64_at(objects[row] + about[VERSIONS])[0]
                 source, elements = int64_at(array + ARRAY_DATA)[0], length
             elif c == C_REWARD and found[HAS_REWARD]:
                 source = int64_at(objects[row] + about[REWARD])[0] + OBJECT_SIZE

@@ -51,6 +51,7 @@ from recollect.kernels.layout import (
     COUNT,
     COUNTER,
     COUNTER_MASK,
+    DEAD_LAST,
     DEAD_SEGMENTS,
     DEPENDS,
     DEPENDS_PRIORITY,
@@ -446,6 +447,7 @@ def _leave_segment(items, live_rows, sealed, segment, rows):
     counts[segment] -= rows
     if counts[segment] == 0 and int8_at(items[sealed])[segment]:
         items[DEAD_SEGMENTS] += 1
+        items[DEAD_LAST] = segment if live_rows == A_SEGMENT_ROWS else ~segment
 
 
 @kernel("void(ints, ints, int64)")

@@ -28,6 +28,7 @@ PMAX_TOP = 17  # offset of the top entry of A_PMAX
 VISITS = 18  # nodes and entries that indexes touched: what tests count instead of seconds
 HIDDEN_BYTES = 19  # bytes of payload of leased items
 PMAX_LOOSE = 20  # 1 where the top entry of A_PMAX may be too high
+DEAD_LAST = 21  # the last of DEAD_SEGMENTS, one of shared cells as ~number
 A_RECORD = 24  # four words by slot: what nearly every call needs of an item, in one cache line
 A_SHARED = 27  # int64 by slot, the same in the store of shared cells
 A_SHARED_NBYTES = 26  # int64 by slot: payload of the shared cells

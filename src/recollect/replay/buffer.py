@@ -23,6 +23,7 @@ from recollect.errors import InvalidValue, TableClosed, shown
 from recollect.kernels import steps_layout as sl
 from recollect.limiters import Limiter, MinSize
 from recollect.query import Query, as_query, bind
+from recollect.readable import size
 from recollect.replay import reading, writing
 from recollect.replay.batches import Batched, BufferDraw, draw_of
 from recollect.replay.drawing import FIELDS, Drawing
@@ -610,9 +611,14 @@ class ReplayBuffer(Batched):
     def __repr__(self) -> str:
         environments = many(self.num_envs, "environment")
         return (
-            f"ReplayBuffer({len(self)}/{self.capacity} steps of {environments}, {self.nbytes} "
-            f"bytes, sampler={self._sampler}, limiter={self.limiter})"
+            f"ReplayBuffer({len(self)}/{self.capacity} steps of {environments}, "
+            f"{size(self.nbytes)}, sampler={self._sampler}, limiter={self.limiter})"
         )
+
+    def _repr_html_(self) -> str:
+        from recollect.html import of_replay
+
+        return of_replay(self)
 
     def _legal_starts(
         self,

@@ -43,7 +43,8 @@ class BlockingBuffer:
         return verb.finish(table._attempt(verb.attempt, verb.room, verb.timeout, verb.what))
 
     def put(self, group: Group, *, version: int | None = None) -> int | None:
-        return self._run(self._core.put(group, version))
+        key = self._core.put_directly(group, version)
+        return self._run(self._core.put(group, version)) if key is None else key
 
     def reserve(self, n: int, task: str) -> int:
         return self._core.space.reserve(n, task)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.arguments import many
 from recollect.clock import Clock
 from recollect.info import Lease, LeaseLike
+from recollect.readable import size
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, AsyncEvents
@@ -123,6 +125,9 @@ class RolloutBuffer:
         that have none. A group that is too old already is retried or discarded as its staleness
         says. A `group_id` that is stored is replaced; one that is leased raises `InvalidValue`.
         """
+        key = self._core.put_directly(group, version)
+        if key is not None:
+            return key
         verb = self._core.put(group, version)
         table = self._core.table
         return verb.finish(
@@ -390,4 +395,15 @@ class RolloutBuffer:
         self._core.close()
 
     def __repr__(self) -> str:
-        return f"RolloutBuffer({len(self)} groups, train step {self.train_step})"
+        here = ", ".join(
+            f"{count} {task} {status.value}" for (task, status), count in self.counts().items()
+        )
+        return (
+            f"RolloutBuffer({many(len(self), 'group')}{here and ': ' + here}; "
+            f"{size(self.nbytes)}, train step {self.train_step})"
+        )
+
+    def _repr_html_(self) -> str:
+        from recollect.html import of_rollouts
+
+        return of_rollouts(self)

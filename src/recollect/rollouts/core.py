@@ -65,6 +65,7 @@ OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
 STALEST_FIRST = StalestFirst()  # who leaves a full buffer
 NO_KEYS = np.zeros(0, np.uint64)
 NO_FLAGS = (None,) * len(ROWS)
+LARGEST_VERSION = (1 << 31) - 1
 
 
 class Core:
@@ -123,6 +124,7 @@ class Core:
         kernels.load_tokens()
         self.recorder: JournaledRollouts | None = None
         self._train_step = FIRST_STEP
+        self._none_due = -1  # the count of alarms since which nothing can have come due
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, int] = {}
         self.blobs = Blobs()
@@ -159,6 +161,7 @@ class Core:
     @train_step.setter
     def train_step(self, step: int) -> None:
         self._train_step = step
+        self._none_due = -1
         self.changed()
 
     def changed(self) -> None:
@@ -171,26 +174,42 @@ class Core:
         return self.table._storage
 
     # -- putting ----------------------------------------------------------------------------------
+    def put_directly(self, group: Group, version: int | None) -> int | None:
+        """Put a group of the common layout where that is simple; None where `put` must do it.
+
+        It is simple where nobody follows, nothing is stale or replaced, and there is room, or the
+        stalest group leaves for it and nobody asks who left.
+        """
+        table = self.table
+        if (
+            self.capacity_bytes is not None
+            or table._effects.followers
+            or not isinstance(group, Group)
+        ):
+            return None
+        if version is not None:
+            version = whole("version", version, 0, LARGEST_VERSION)
+        known = self.direct.look(group, version, self.rules[group.task], self.tags)
+        if known is None:
+            return None
+        if table._ages:
+            table._check_ages(known.fields, 1)
+        with table._transaction():
+            table._enter()
+            return self._store_direct(known)
+
     def put(self, group: Group, version: int | None) -> Verb[int | None]:
         if not isinstance(group, Group):
             raise InvalidValue(f"put: expected an rc.Group, got {shown(group)}")
         if version is not None:
-            version = whole("version", version, 0, (1 << 31) - 1)
+            version = whole("version", version, 0, LARGEST_VERSION)
         rule = self.rules[group.task]
-        known = self.direct.look(group, version, rule, self.tags)
-        encoded = None if known is not None else encode(group, version, rule, self.tags)
-        if self.table._ages and (encoded is None or encoded.status is Status.COMPLETED):
-            self.table._check_ages((known or encoded).fields, 1)  # type: ignore[union-attr]
+        encoded = encode(group, version, rule, self.tags)
+        if self.table._ages and encoded.status is Status.COMPLETED:
+            self.table._check_ages(encoded.fields, 1)
 
         def attempt() -> int | Blocked | None:
-            nonlocal encoded
             key: int | Blocked | None
-            if known is not None and encoded is None:
-                key = self._store_direct(known, group.task)
-                if key is not None:
-                    return key
-                encoded = encode(group, version, rule, self.tags)
-            assert encoded is not None
             self._check_not_leased(group)
             if self.space.is_tight():
                 expire_due(self)  # what came back too old when its lease lapsed makes room
@@ -204,27 +223,26 @@ class Core:
 
         return Verb(attempt, self.table._gate.departures, None, "put")
 
-    def _store_direct(self, known: Known, task: str) -> int | None:
-        """Store a group of the common layout where that is simple; None where it is not.
-
-        It is simple where nobody follows, nothing is stale or replaced, no room is promised, and
-        there is room, or the stalest group leaves for it and nobody asks who left.
-        """
-        table, entry = self.table, known.entry
+    def _store_direct(self, known: Known) -> int | None:
+        table, entry, promised = self.table, known.entry, self.space.promised
+        task = entry.task
         if (
             table._effects.followers
-            or known.expires <= self.train_step
+            or known.expires <= self._train_step
             or entry.group_id in self.by_id
-            or self.space.promised
-            or self.capacity_bytes is not None
         ):
             return None
-        if self.space.is_tight():
-            expire_due(self)
-        if self.capacity is not None and len(self.storage) >= self.capacity:
-            if not self._drops_simply():
-                return None
-            self._overflowed(self.direct.evict(STALEST_FIRST))
+        if self.capacity is not None:
+            promises = sum(promised.values()) if promised else 0
+            if len(self.storage) + promises >= self.capacity:
+                self._expire_overdue()
+            missing = len(self.storage) + 1 - self.capacity
+            if missing > 0:
+                if not self._drops_simply():
+                    return None
+                self._overflowed(self.direct.evict(STALEST_FIRST))
+            elif missing + promises - (task in promised) > 0 and self.overflow != "drop_stalest":
+                return None  # what is free is promised to others
         lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
         known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
         entry.put_at = table._clock.time()
@@ -238,7 +256,16 @@ class Core:
         if lacks:
             self.stages.came(key, entry, lacks)
         table._came(1)
+        if promised:
+            self.space.unreserve(1, task)
         return key
+
+    def _expire_overdue(self) -> None:
+        """Expire what came back too old when its lease lapsed, if a lease ended since last time."""
+        alarms = self.table._gate.alarms
+        if self._none_due != alarms:
+            expire_due(self)
+            self._none_due = alarms
 
     def _overflowed(self, key: int) -> None:
         """The same as `gone`, for one group of which nobody wants to know."""
@@ -402,14 +429,19 @@ class Core:
         remove = self.storage.remove if hidden else self.storage.delete
         self.gone(remove(keys, keep), reason)
 
-    def gone(self, chosen: Chosen, reason: str) -> None:
-        """Groups have left the storage: forget them, count them, and tell who wants to know."""
+    def gone(self, chosen: Chosen, reason: str, entries: list[Entry] | None = None) -> None:
+        """Groups have left the storage: forget them, count them, and tell who wants to know.
+
+        `entries` are theirs, where the caller has taken them out of the buffer's already.
+        """
         by_id, stages = self.by_id, self.stages
         keys = chosen.keys.tolist()
-        entries = list(map(self.entries.pop, keys))
+        if entries is None:
+            entries = list(map(self.entries.pop, keys))
         for key, entry in zip(keys, entries, strict=True):
-            if by_id.get(entry.group_id) == key:
-                del by_id[entry.group_id]
+            known = by_id.pop(entry.group_id, key)
+            if known != key:
+                by_id[entry.group_id] = known  # put again since: that one stays
             if entry.lacks:
                 stages.went(key, entry)
             if stages._rows_of is not None:
@@ -494,7 +526,7 @@ class Core:
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],
                 np.int64,
             )
-        return finished(batch, limits, blobs)
+        return finished(batch, limits, blobs, archive=self.archive)
 
     def get(self, keys: Any) -> Groups:
         keys = keys_of(keys)

@@ -1,7 +1,8 @@
 """Putting groups of the common layout: from their objects into segments, in two kernel calls.
 
 Most groups look alike: all rollouts are completed for one reason, each has tokens and, like its
-siblings, logprobs, a mask and a reward, or none of them, and nothing that few rollouts have.
+siblings, logprobs, a mask, versions and a reward, or none of them, and nothing that few rollouts
+have.
 `Direct.look` recognizes such a group; `store` copies it. Everything else, every error, and every
 storage but the one in memory, goes by way of `encoding.encode`, which this file must agree with.
 """
@@ -53,8 +54,9 @@ class Known(NamedTuple):
     @property
     def columns(self) -> list[Any]:
         """For those who ask which columns have cells: something where one has, and None."""
-        logprobs, mask, reward = self.found[:3].tolist()
+        logprobs, mask, reward = self.sizes[:3]
         here = {"response_ids": 1, "logprobs": logprobs, "loss_mask": mask, "reward": reward}
+        here["versions"] = self.sizes[8]
         return [here.get(name) or None for name in ROWS]
 
 
@@ -103,7 +105,7 @@ class Direct:
         about = described(group)
         text = to_json(about) if about else None
         group_id, prompt = group.group_id, group.prompt_ids
-        found = np.empty(8, np.int64)
+        found = np.empty(10, np.int64)
         stamped = version is not None
         if not self._kernels.look(
             id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text), stamped,
@@ -111,11 +113,18 @@ class Direct:
         ):  # fmt: skip
             return None
         sizes = tuple(found.tolist())
-        if sizes[7]:  # tool output among tokens that are to be stamped
+        oldest = NONE if version is None else version
+        if sizes[8]:
+            oldest = sizes[9]
+            if oldest < 0:  # tool output
+                return None
+            if rule.measure == "dispatch" and sent.size > 1 and sent.min() < 0:
+                return None  # for some rollouts the dispatch counts, for others their tokens
+        elif sizes[7]:  # tool output among tokens that are to be stamped
             return None
         counted = lowest
-        if version is not None and (rule.measure == "oldest_token" or lowest < 0):
-            counted = version
+        if oldest >= 0 and (rule.measure == "oldest_token" or lowest < 0):
+            counted = oldest
         expires = rule.expires_at(counted) if counted >= 0 else NEVER
         fields = {
             "task": group.task,
@@ -126,7 +135,7 @@ class Direct:
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
         entry = Entry(group_id, group.task, ids, counted, 0.0)
-        stamp = NONE if version is None else version
+        stamp = NONE if version is None or sizes[8] else version
         return Known(
             rollouts, prompt, reason, text, stamp, sent, found, sizes, fields, expires, entry
         )

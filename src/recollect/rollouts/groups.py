@@ -226,12 +226,14 @@ class TakenBatch:
 _pool = BufferPool(KEPT)
 
 
-def finished(batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes]) -> Groups:
+def finished(
+    batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes], *, archive: bool = True
+) -> Groups:
     """A batch as it was stored, made into what trains.
 
     `limits` is the lowest version whose tokens are fresh: one for all, or one per group. A rollout
     that was stored without a mask has one in the batch, and as an object only where some token
-    is stale: what is fresh may still grow.
+    is stale: what is fresh may still grow. Without an `archive` no group can be archived.
     """
     columns, present = batch.columns, batch.present
     response = columns["response_ids"]
@@ -268,8 +270,8 @@ def finished(batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes]) -> Gr
     if masks:
         present["loss_mask"] = np.ones_like(stored_mask)
     present["versions"] = stored_versions | stamped
-    statuses = batch.info.status
-    if Status.ARCHIVED.value in statuses.tolist():
+    if archive and Status.ARCHIVED.value in batch.info.status.tolist():
+        statuses = batch.info.status
         archived = np.repeat(statuses == Status.ARCHIVED.value, np.diff(batch.info.row_offsets))
         codes = columns["status"]
         assert isinstance(codes, np.ndarray)

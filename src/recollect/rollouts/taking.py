@@ -116,7 +116,7 @@ class Taking:
         hide = span is not None or told  # who is told holds only what it reads: see `remove`
         chosen = self._choose(shares, hide=hide)
         keys = chosen.keys.tolist()
-        entries = [core.entries[key] for key in keys]
+        entries = list(map(core.entries.__getitem__ if hide else core.entries.pop, keys))
         blobs = core.blobs_of(entries)
         table._counts.samples += len(keys)
         for task, count in tally(entries).items():
@@ -129,7 +129,7 @@ class Taking:
         elif keys and told:
             core.remove(chosen.keys, "taken", hidden=True)
         elif keys:
-            core.gone(chosen, "taken")
+            core.gone(chosen, "taken", entries)
         return chosen, step, blobs, held
 
     def _choose(self, shares: Mapping[str, tuple[int, Where | None]], *, hide: bool) -> Chosen:

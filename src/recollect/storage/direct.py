@@ -34,6 +34,11 @@ class DirectInserts:
         self._slot, self._key = np.empty(1, np.int64), np.empty(1, np.uint64)
         self._ints, self._floats = np.empty((5, 1), np.int64), np.empty((3, 1))
         self._rows, self._partition = np.empty(1, np.int32), np.empty(1, np.int32)
+        # The same memory: single numbers go in and out of a memoryview faster than of an array.
+        self._in_place, self._in_location = self._place.data, self._location.data
+        self._in_payload, self._in_rows = self._payload.data, self._rows.data
+        self._in_partition = self._partition.data
+        self._in_slot, self._in_key = self._slot.data, self._key.data
 
     @property
     def columns(self) -> tuple[Ints, Ints]:
@@ -67,23 +72,21 @@ class DirectInserts:
         items.keep(layout.A_ROWS)
         page = rows._segment_with_room(count * rows.stride + stored[0])
         other = shared._segment_with_room(shared.stride + stored[1])
-        place = self._place
-        place[:] = (
-            page.base, page.stride, page.tail, page.rows,
-            other.base, other.stride, other.tail, other.rows,
-        )  # fmt: skip
-        if not write(place):
+        place = self._in_place
+        place[0], place[1], place[2], place[3] = page.base, page.stride, page.tail, page.rows
+        place[4], place[5], place[6], place[7] = other.base, other.stride, other.tail, other.rows
+        if not write(self._place):
             return None
-        self._location[0] = (page.number << 32) | page.rows
+        self._in_location[0] = (page.number << 32) | page.rows
         shared_location = (other.number << 32) | other.rows
-        page.tail, other.tail = int(place[2]), int(place[6])
+        page.tail, other.tail = place[2], place[6]
         page.rows += count
         other.rows += 1
         rows.live_rows[page.number] += count
         shared.live_rows[other.number] += 1
-        self._payload[0] = payload[0] + payload[1]
-        self._rows[0] = count
-        self._partition[0] = indexing.partition(
+        self._in_payload[0] = payload[0] + payload[1]
+        self._in_rows[0] = count
+        self._in_partition[0] = indexing.partition(
             tuple([fields.get(name) for name in storage._partition_by])
         )
         priority = storage._default
@@ -94,7 +97,7 @@ class DirectInserts:
             items.block, 1, self._location, self._rows, self._payload, priority, self._partition,
             now, self._key, slots,
         )  # fmt: skip
-        slot = int(slots[0])
+        slot = self._in_slot[0]
         items.write_one(slot, fields)
         items.owned[layout.A_SHARED][slot] = shared_location
         items.owned[layout.A_SHARED_NBYTES][slot] = payload[1]
@@ -106,7 +109,8 @@ class DirectInserts:
             items.block, indexing.indexes.table, slots, 1, SHOW, 0, indexing.work
         )
         storage._tidy(rows.opened + shared.opened)
-        return int(self._key[0])
+        key: int = self._in_key[0]
+        return key
 
     def evict(self, selector: Ordered) -> int:
         """Remove the first item by an order, which nobody reads any more; returns its key."""

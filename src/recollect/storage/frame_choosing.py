@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from recollect.optional import optional
 from recollect.selectors import Linear, Mixed, Ordered, Prioritized, Selector
 from recollect.storage.frame_items import ItemFrame
+from recollect.storage.shares import Credits, dealt
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -42,7 +43,7 @@ class Choosing:
         self._pandas = optional("pandas")
         self._random = np.random.default_rng(seed)
         self._limit = max_times_sampled
-        self._owed: dict[tuple[Mixed, bool], Floats] = {}
+        self._credits: Credits = {}
 
     # -- what a storage asks ----------------------------------------------------------------------
     def sample(
@@ -71,7 +72,7 @@ class Choosing:
             weights = self._importance(selector, probability, candidates, 0)
             return Draw(chosen, probability, weights, NONE)
         parts = []
-        for part, count in self._shares(selector, n, evicting):
+        for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
                 parts.append(self.withdraw(part, count, candidates, evicting=evicting))
                 candidates = _without(candidates, parts[-1].positions)
@@ -210,29 +211,12 @@ class Choosing:
         return weights
 
     # -- mixtures ---------------------------------------------------------------------------------
-    def _shares(self, selector: Mixed, n: int, evicting: bool) -> list[tuple[Selector, int]]:
-        """How many of n items each part gets; what rounding takes from one it gets at a later call.
-
-        Removers have their own account.
-        """
-        shares = np.array([share for _, share in selector.selectors])
-        owed = self._owed.setdefault((selector, evicting), np.zeros(shares.size))
-        owed += shares * n
-        counts = np.maximum(np.floor(owed), 0).astype(np.int64)
-        while counts.sum() > n:
-            counts[np.argmin(np.where(counts > 0, owed - counts, np.inf))] -= 1
-        while counts.sum() < n:
-            counts[np.argmax(np.where(shares > 0, owed - counts, -np.inf))] += 1
-        owed -= counts
-        parts = [part for part, _ in selector.selectors]
-        return list(zip(parts, counts.tolist(), strict=True))
-
     def _sample_mixed(
         self, selector: Mixed, n: int, candidates: Ints, replace: bool, calls: int
     ) -> Draw:
         left = candidates
         parts: list[Draw] = []
-        for part, count in self._shares(selector, n, False):
+        for part, count in dealt(self._credits, selector, n, evicting=False):
             draw = Draw(NONE, np.zeros(0), np.zeros(0), NONE)
             if count:
                 draw = self.sample(part, count, left, replace, calls)

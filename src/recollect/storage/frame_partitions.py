@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.storage.frame_items import GONE, ItemFrame
+from recollect.storage.partitions import Values, admitted
 
 Ints = NDArray[np.int64]
-Values = tuple[Any, ...]
 
 
 class Members:
@@ -109,15 +109,4 @@ class FramePartitions:
         return positions
 
     def _admitted(self, wanted: Mapping[str, frozenset[Any]]) -> list[int]:
-        if len(wanted) == len(self.by) and all(len(values) == 1 for values in wanted.values()):
-            number = self._numbers.get(tuple(next(iter(wanted[name])) for name in self.by))
-            return [] if number is None else [number]
-        return [
-            number
-            for values, number in self._numbers.items()
-            if all(
-                value in wanted[name]
-                for name, value in zip(self.by, values, strict=True)
-                if name in wanted
-            )
-        ]
+        return admitted(self.by, self._numbers, wanted)

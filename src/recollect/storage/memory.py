@@ -33,6 +33,7 @@ from recollect.storage.fields import FieldValue
 from recollect.storage.indexing import ADD, CHANGE, HIDE, REMOVE, SHOW, Indexing, Plan
 from recollect.storage.items import Items
 from recollect.storage.rows import DEAD_SHARE, LARGEST, SLACK, RowStore
+from recollect.storage.shares import Credits, dealt
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -82,7 +83,7 @@ class MemoryStorage:
         self._shared: RowStore | None = None
         self._default = np.zeros(1)
         self._random = np.random.SeedSequence(layout_.seed).generate_state(4, np.uint64)
-        self._credits: dict[tuple[Mixed, bool], Floats] = {}
+        self._credits: Credits = {}
         self._orders: dict[str, Smallest] = {}  # those that no selector of the table asks for
         self._opened = 0  # segments, when we last looked whether to compact
         self._fewer_rows = self._fewer_bytes = 0  # at which we look again
@@ -270,10 +271,17 @@ class MemoryStorage:
     def _tidy(self, opened: int) -> None:
         """Drop segments that died, and compact if new ones were opened."""
         now = self._items.now
-        if now[layout.DEAD_SEGMENTS]:
+        dead = now[layout.DEAD_SEGMENTS]
+        if dead:
             now[layout.DEAD_SEGMENTS] = 0
-            for store, _ in self._stores():
-                store.drop_dead()
+            last = int(now[layout.DEAD_LAST])
+            if dead > 1:
+                for store, _ in self._stores():
+                    store.drop_dead()
+            elif last >= 0 and self._rows is not None:
+                self._rows.drop(last)
+            elif self._shared is not None:
+                self._shared.drop(~last)
         shrunk = now[layout.ROWS] < self._fewer_rows or now[layout.PAYLOAD] < self._fewer_bytes
         if opened != self._opened or shrunk:
             self._opened = opened
@@ -392,8 +400,7 @@ class MemoryStorage:
         """Each selector for its share; what rounding takes from one it gets at a later call."""
         parts: list[MemoryChosen | None] = []
         apart = verb == SAMPLE and not replace
-        shares = self._shares(selector, n, verb == EVICT)
-        for (part, _), count in zip(selector.selectors, shares, strict=True):
+        for part, count in dealt(self._credits, selector, n, evicting=verb == EVICT):
             drawn = None
             if count:
                 plan = self._indexing.plan(part, verb == SAMPLE)
@@ -411,21 +418,6 @@ class MemoryStorage:
         if verb == SAMPLE:
             self._weigh(selector, parts, chosen, where, calls, slots)
         return chosen
-
-    def _shares(self, selector: Mixed, n: int, evicting: bool) -> list[int]:
-        """How many of n items each selector of a mixture gets; removers have their own account."""
-        shares = np.array([share for _, share in selector.selectors])
-        credits = self._credits.setdefault((selector, evicting), np.zeros(shares.size))
-        credits += shares * n
-        counts = np.maximum(np.floor(credits), 0).astype(np.int64)
-        while counts.sum() > n:
-            owed = np.where(counts > 0, credits - counts, np.inf)
-            counts[np.argmin(owed)] -= 1
-        while counts.sum() < n:
-            owed = np.where(shares > 0, credits - counts, -np.inf)
-            counts[np.argmax(owed)] += 1
-        credits -= counts
-        return [int(count) for count in counts]
 
     def _still_visible(self, slots: Ints) -> Ints:
         visible: Ints = slots[self._items.state[slots] == layout.VISIBLE]

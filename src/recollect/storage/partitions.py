@@ -19,6 +19,22 @@ Values = tuple[Any, ...]
 COUNTS = (layout.A_PARTITION_LIVE, layout.A_PARTITION_SAMPLED, layout.A_PARTITION_VISIBLE)
 
 
+def admitted(
+    by: tuple[str, ...], numbers: Mapping[Values, int], wanted: Mapping[str, frozenset[Any]]
+) -> list[int]:
+    """The numbers of the partitions that a query admits."""
+    if len(wanted) == len(by) and all(len(values) == 1 for values in wanted.values()):
+        number = numbers.get(tuple(next(iter(wanted[name])) for name in by))
+        return [] if number is None else [number]
+    return [
+        number
+        for values, number in numbers.items()
+        if all(
+            value in wanted[name] for name, value in zip(by, values, strict=True) if name in wanted
+        )
+    ]
+
+
 class Partitions:
     """The numbers of the partitions of a table, and their counts."""
 
@@ -61,25 +77,11 @@ class Partitions:
         known = self._admitted.get(id(wanted))
         if known is not None and known[0] is wanted and known[1] == len(self._numbers):
             return known[2]
-        numbers = self._admit(wanted)
+        numbers = admitted(self.by, self._numbers, wanted)
         if len(self._admitted) >= 256:
             self._admitted.clear()
         self._admitted[id(wanted)] = (wanted, len(self._numbers), numbers)
         return numbers
-
-    def _admit(self, wanted: Mapping[str, frozenset[Any]]) -> list[int]:
-        if len(wanted) == len(self.by) and all(len(values) == 1 for values in wanted.values()):
-            number = self._numbers.get(tuple(next(iter(wanted[name])) for name in self.by))
-            return [] if number is None else [number]
-        return [
-            number
-            for values, number in self._numbers.items()
-            if all(
-                value in wanted[name]
-                for name, value in zip(self.by, values, strict=True)
-                if name in wanted
-            )
-        ]
 
     def stored(self, numbers: list[int]) -> int:
         """Items in some partitions, hidden ones included."""

@@ -393,10 +393,14 @@ class RowStore:
 
     def drop_dead(self) -> None:
         """Drop sealed segments without live rows."""
-        for number in np.flatnonzero((self.sealed == 1) & (self.live_rows == 0)):
-            segment = self._segments[number]
-            if segment is not None:
-                self._drop(segment)
+        for number in np.flatnonzero((self.sealed == 1) & (self.live_rows == 0)).tolist():
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Drop a segment if it is sealed and without live rows: it may be another one by now."""
+        segment = self._segments[number]
+        if segment is not None and self.sealed[number] and not self.live_rows[number]:
+            self._drop(segment)
 
     # -- compaction -----------------------------------------------------------------------------
     def emptiest(self, before: int, payload: NDArray[np.float64] | None) -> Segment | None:

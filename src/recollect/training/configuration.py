@@ -76,5 +76,6 @@ base.WRITTEN.update(
         (RolloutBuffer, "staleness"): _staleness,
         (RolloutBuffer, "tags"): Mapping[str, str] | None,
         (RolloutBuffer, "clock"): NoneType,
+        (RolloutBuffer, "journal"): base._journal,
     }
 )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from recollect.query import fields_of
 from recollect.selectors import Mixed, Ordered, Prioritized, Selector
+from recollect.storage.shares import Credits, dealt
 from recollect.storage.sql.drawing import Drawing, Drawn, Weights, importance
 from recollect.storage.sql.orders import order_by
 from recollect.storage.sql.statements import KEYED, Statements, Wanted
@@ -33,7 +34,7 @@ class Choosing:
         self._statements = statements
         self._items = statements.items
         self._drawing = Drawing(statements, base, np.random.default_rng(seed))
-        self._credits: dict[tuple[Mixed, bool], Floats] = {}
+        self._credits: Credits = {}
 
     def fetch(self, keys: Sequence[int]) -> Rows:
         """Whole rows, by key."""
@@ -124,29 +125,13 @@ class Choosing:
             return self.draw(selector, n, wanted, False, 0, REMOVING)
         parts: list[Drawn] = []
         gone: list[int] = []
-        for part, count in self._shares(selector, n, evicting=evicting):
+        for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
                 parts.append(self.draw(part, count, wanted, False, 0, REMOVING, gone))
                 gone += parts[-1].keys
         return _joined(parts)
 
     # -- mixtures ---------------------------------------------------------------------------------
-    def _shares(self, selector: Mixed, n: int, *, evicting: bool) -> list[tuple[Selector, int]]:
-        """How many of n items each selector of a mixture gets; removers have their own account."""
-        shares = np.array([share for _, share in selector.selectors])
-        credits = self._credits.setdefault((selector, evicting), np.zeros(shares.size))
-        credits += shares * n
-        counts = np.maximum(np.floor(credits), 0).astype(np.int64)
-        while counts.sum() > n:
-            owed = np.where(counts > 0, credits - counts, np.inf)
-            counts[np.argmin(owed)] -= 1
-        while counts.sum() < n:
-            owed = np.where(shares > 0, credits - counts, -np.inf)
-            counts[np.argmax(owed)] += 1
-        credits -= counts
-        parts = [part for part, _ in selector.selectors]
-        return list(zip(parts, counts.tolist(), strict=True))
-
     def sample_mixed(
         self, selector: Mixed, n: int, wanted: Wanted, replace: bool, calls: int, limit: int
     ) -> tuple[Drawn, list[int]]:
@@ -160,7 +145,7 @@ class Choosing:
         worn: list[int] = []
         drawn: list[int] = []
         rows: Rows = {}
-        for part, count in self._shares(selector, n, evicting=False):
+        for part, count in dealt(self._credits, selector, n, evicting=False):
             if not count:
                 parts.append(_joined([]))
                 continue

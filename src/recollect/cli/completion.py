@@ -1,0 +1,75 @@
+"""`recollect completion SHELL`: a script with which a shell completes commands and options.
+
+The script is made from the parser of the commands, so that it knows each of them, and completes
+without starting Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from recollect.cli.showing import add_examples
+
+SCRIPT = """\
+_recollect() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}" path="recollect" words="" i
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case "$path ${{COMP_WORDS[i]}}" in
+            {paths}) path="$path ${{COMP_WORDS[i]}}" ;;
+        esac
+    done
+    case "$path" in
+{cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$word"))
+}}
+complete -o default -F _recollect recollect
+"""
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "completion", help="print a script that lets a shell complete commands and options"
+    )
+    parser.add_argument("shell", choices=("bash", "zsh"), help="which shell it is for")
+    add_examples(
+        parser,
+        'eval "$(recollect completion bash)"    # in ~/.bashrc',
+        'eval "$(recollect completion zsh)"     # in ~/.zshrc',
+    )
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from recollect.cli.main import parser
+
+    print((ZSH if given.shell == "zsh" else "") + script(parser()), end="")
+    return 0
+
+
+def script(parser: argparse.ArgumentParser) -> str:
+    """Completion of every command that a parser knows, for bash."""
+    known = dict(_commands(parser, "recollect"))
+    paths = " | ".join(f'"{path}"' for path in known if path != "recollect")
+    cases = "\n".join(
+        f'        "{path}") words="{" ".join(words)}" ;;' for path, words in known.items()
+    )
+    return SCRIPT.format(paths=paths, cases=cases)
+
+
+def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
+    """Each command with the words that may follow it: options, choices and its own commands."""
+    words: list[str] = []
+    below: dict[str, argparse.ArgumentParser] = {}
+    for action in parser._actions:
+        words += [option for option in action.option_strings if option.startswith("--")]
+        if isinstance(action, argparse._SubParsersAction):
+            below.update(action.choices)
+        elif action.choices is not None:
+            words += map(str, action.choices)
+    yield path, [*below, *words]
+    for name, command in below.items():
+        yield from _commands(command, f"{path} {name}")

@@ -1,0 +1,47 @@
+"""`recollect demo`: a tiny policy learns, its process is killed, and nothing is lost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from recollect.arguments import time_span
+from recollect.cli.showing import add_examples, add_json, print_json
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="a tiny policy learns, its process is killed, and nothing is lost",
+        description="A policy in NumPy learns two tasks by GRPO, with asynchronous producers, "
+        "bounded staleness, replay and a journal. Half-way its process is killed with SIGKILL.",
+    )
+    parser.add_argument("--seconds", type=float, default=32.0, help="of training (32)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--out", type=Path, default=Path("recollect-demo"), help="a folder (recollect-demo)"
+    )
+    parser.add_argument(
+        "--classic", action="store_true", help="prioritized transitions of a grid world instead"
+    )
+    add_json(parser)
+    add_examples(parser, "recollect demo", "recollect demo --classic --seconds 20 --out demo")
+    parser.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from recollect.demo import rollouts, steps
+    from recollect.demo.run import finish
+    from recollect.demo.run import run as demo
+
+    kind = steps if given.classic else rollouts
+    life = demo(kind, given.out, seconds=time_span("--seconds", given.seconds), seed=given.seed)
+    text = finish(kind, given.out, life)
+    if given.json:
+        kill = life.kills[0]
+        print_json({"solved": life.ended["solved"], "steps": life.steps, kind.NOUN: life.puts,
+                    "acknowledged": kill.acknowledged, "lost": kill.lost})  # fmt: skip
+    else:
+        print(f"\n{text}\nreport: {given.out / 'report.html'}")
+    return 1 if life.kills[0].lost else 0
