@@ -157,31 +157,33 @@ def differences(captured: Capture, ledger: Ledger) -> Differences:
     if not ledger.segments:
         return Differences(np.zeros(0, np.int64), captured.slots, {})
     size = captured.key.size
-    known = _sized(ledger.place, size, -1) >= 0
     if captured.changed is not None:
         gone, new, columns = _in_records(captured, ledger)
     else:
         assert ledger.key is not None
+        known = _sized(ledger.place, size, -1) >= 0
         here = np.zeros(size, np.bool_)
         here[captured.slots] = True
         same = known & here & (_sized(ledger.key, size, 0) == captured.key)
         gone, new, columns = np.flatnonzero(known & ~same), np.flatnonzero(here & ~same), {}
-    known[gone] = False
+    others = [name for name in captured.changing if name not in columns]
     revision = captured.fixed.get("revision")
-    if revision is not None:
-        before = 0 if ledger.revision is None else _sized(ledger.revision, size, 0)
-        again = np.flatnonzero((revision != before) & known)
-        gone, new = np.concatenate([gone, again]), np.concatenate([new, again])
-        known[again] = False
-    for name, now in captured.changing.items():
-        if name in columns:
-            columns[name] = columns[name][known[columns[name]]]
-            continue
-        before = np.array(absent_value(name, now.dtype), now.dtype)
-        if name in ledger.before:
-            before = _sized(ledger.before[name], size, 0)
-        differs = np.flatnonzero(bits(now) != bits(before))
-        columns[name] = differs[known[differs]]
+    if others or revision is not None:
+        stayed = _sized(ledger.place, size, -1) >= 0
+        stayed[gone] = False
+        if revision is not None:
+            before = 0 if ledger.revision is None else _sized(ledger.revision, size, 0)
+            again = np.flatnonzero((revision != before) & stayed)
+            gone, new = np.concatenate([gone, again]), np.concatenate([new, again])
+            stayed[again] = False
+            columns = {name: slots[stayed[slots]] for name, slots in columns.items()}
+        for name in others:
+            now = captured.changing[name]
+            before = np.array(absent_value(name, now.dtype), now.dtype)
+            if name in ledger.before:
+                before = _sized(ledger.before[name], size, 0)
+            differs = np.flatnonzero(bits(now) != bits(before))
+            columns[name] = differs[stayed[differs]]
     left = np.flatnonzero(ledger.place[size:] >= 0) + size  # there are fewer slots now
     return Differences(np.concatenate([gone, left]), new, columns)
 

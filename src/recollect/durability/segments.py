@@ -28,6 +28,7 @@ CHANGES = pa.schema(
     [("name", pa.large_utf8())]
     + [(kind, pa.large_list(pa.type_for_alias(kind))) for kind in VALUES]
 )
+_NOTHING = {kind: pa.nulls(1, CHANGES.field(kind).type) for kind in VALUES}
 COMPRESSIONS = (None, "lz4", "zstd")
 DIFFERENCES = ("key", "slot")  # columns of items that are written as differences,
 _DIFFERENCES = b"recollect.differences"  # and say so in the metadata of the field
@@ -112,7 +113,7 @@ def _one_list(name: str, array: Array) -> Any:
     for kind in VALUES:
         type_ = pa.large_list(pa.type_for_alias(kind))
         if array.dtype.name != kind:
-            columns.append(pa.nulls(1, type_))
+            columns.append(_NOTHING[kind])
             continue
         offsets = pa.py_buffer(np.array([0, array.size], np.int64))
         values = pa.Array.from_buffers(type_.value_type, array.size, [None, pa.py_buffer(array)])

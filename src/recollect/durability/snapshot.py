@@ -207,11 +207,15 @@ class _Save:
             with Syncing() as syncing:
                 self._write_members(manifest, syncing)
                 manifest["others"] = self._write_others(others)
-                syncing.wait()
-            data = to_bytes(manifest)
-            with files.create(self._folder / MANIFEST) as file:
-                file.write(data)
-                file.sync()
+                data = to_bytes(manifest)
+                file = files.create(self._folder / MANIFEST)
+                try:
+                    file.write(data)
+                except BaseException:
+                    file.close()
+                    raise
+                syncing.add(file)
+                syncing.wait()  # nobody takes this folder for a snapshot before all is synced
             self.written += len(data)
             self.total += len(data)
             files.sync_folder(self._folder)

@@ -304,7 +304,8 @@ def _differing(records: Ints, before: Ints) -> tuple[Ints, Ints]:
     What is written here takes no pages that nobody needs: most of it is empty, most of the time.
     """
     size = len(records)
-    memory = mmap.mmap(-1, max(1, size * (8 * WORDS + 4)))
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(1, size * (8 * WORDS + 4)), flags=private)
     found = np.frombuffer(memory, np.int64, size * WORDS).reshape(size, WORDS)
     slots = np.frombuffer(memory, np.int32, size, size * WORDS * 8)
     bounds = np.unique(np.linspace(0, size, DIFFERING_PARTS + 1).astype(np.int64)).tolist()
