@@ -235,6 +235,9 @@ def checkpoints(found: dict[str, list[Saved]]) -> list[Table]:
             row.append(f"under {1000 * MOST_PAUSE:.0f} ms" if judged else NOTHING)
             row.append(figures.limit(seconds, MOST_PAUSE) if judged else NOTHING)
             table.rows.append(row)
+        for what, times in ours.floor.items():
+            row = [f"as many bytes: {what}", figures.seconds(times), NOTHING, NOTHING, NOTHING]
+            table.rows.append(row)
         table.rows += [
             [one.name, one.error, NOTHING, NOTHING, NOTHING] for one in implementations if one.error
         ]
