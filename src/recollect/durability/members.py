@@ -169,7 +169,7 @@ class TableMember:
 
     def finish(self, captured: Captured) -> None:
         ledger = in_memory(self.table).ledger
-        if captured.items.changed is not None:
+        if captured.items.changed is not None and ledger is not None:
             ledger.torn = True
         finish(captured.items)
 
