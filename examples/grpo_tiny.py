@@ -1,11 +1,15 @@
-"""GRPO on a tiny transformer: it learns to add, from nothing but rewards.
+"""GRPO on a tiny transformer that learns to add from scratch: rewards are all that teaches it.
 
-    python examples/grpo_tiny.py [--mode queue|uniform|half-life] [--seed 0] [--short]
+    python examples/grpo_tiny.py                         replay on: minutes on 2 cores
+    python examples/grpo_tiny.py --mode queue            replay off
+    python examples/grpo_tiny.py --compare --seeds 3     on-policy and two kinds of replay,
+                                                         at equal generated tokens
+    python examples/grpo_tiny.py --device cuda --compare --seeds 3 --parallel 9
 
-A generator answers prompts such as `7+5=` in groups, with weights that lag behind; an answer is
-two digits, and its reward the share of them that is right. The trainer learns from groups that are
-prepared, packed and confirmed step by step. In which mode groups come, once or replayed, is one
-entry of a configuration. With a GPU: `--device cuda --width 512 --base 32`.
+A model of random weights sees characters, `7+5=`, and writes digits, units first; a response is
+worth the share of its digits that are right. Producers generate groups of responses while the
+trainer trains, with weights that are some steps old. Whether a group trains once or again, and
+which, is one entry of a configuration. On a GPU model and numbers are larger: two digits each.
 """
 
 from __future__ import annotations
@@ -13,251 +17,359 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
+import platform
+import shlex
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
+import reward_curves
 import torch
+from tiny_transformer import Addition, Model
 from torch import nn
-from torch.nn import functional as F
 
 import recollect as rc
 from recollect import training
 
-matplotlib.use("Agg")  # a file, not a window
-from matplotlib import pyplot as plt
+MODES = ("on-policy", "queue", "uniform", "prioritized")
+COMPARED = ("on-policy", "uniform", "prioritized")
+POINTS = 60  # of a learning curve
 
-ANSWER = 2  # digits
-MODES: dict[str, Any] = {
-    "queue": "Queue",
-    "uniform": {"type": "Replay", "max_uses": 2, "sampler": "Uniform", "fresh_share": 0.5},
-    "half-life": {
-        "type": "Replay",
-        "max_uses": 2,
-        "sampler": {"type": "Prioritized", "half_life": 4},
-        "fresh_share": 0.5,
-    },
-}
 
-FULL = {
-    "tokens": 320_000, "width": 128, "layers": 5, "base": 10, "groups": 32, "each": 16,
-    "rate": 3e-4, "entropy": 0.05,
-}  # fmt: skip
+@dataclass(frozen=True)
+class Settings:
+    """What is learned by what, and how. The defaults are for two cores."""
+
+    mode: str = "prioritized"
+    seed: int = 0
+    device: str = "cpu"
+    tokens: int = 150_000  # to generate; a run ends then
+    seconds: float = 280.0  # or then
+    digits: int = 1  # of the numbers to add
+    base: int = 10  # of their digits
+    width: int = 128  # of the model: with 5 layers, about a million parameters
+    layers: int = 5
+    groups: int = 16  # in a train step
+    each: int = 16  # responses in a group
+    rate: float = 1e-3
+    entropy: float = 0.3  # the weight of its bonus at first; it falls to 0 with the last token
+    fresh: float = 0.5  # share of a step that has never trained, with replay
+    uses: int = 8  # of a group at most, with replay
+    memory: int = 8  # steps' worth of groups that replay draws from
+    half_life: float = 8.0  # versions, of prioritized replay
+    max_lag: int = 32  # versions; older groups are discarded
+    sync: int = 2  # train steps between two times that producers get new weights
+    producers: int = 2
+    in_turn: bool = False  # generate and train in turns: slower, and the same every time
+
+    @property
+    def on_policy(self) -> bool:
+        return self.mode == "on-policy"
+
+    @property
+    def replays(self) -> bool:
+        return self.mode in ("uniform", "prioritized")
+
+    @property
+    def fresh_groups(self) -> int:
+        """Groups of a step that have never trained."""
+        return round(self.fresh * self.groups) if self.replays else self.groups
+
+
 SHORT = {
-    "tokens": 24_000, "width": 64, "layers": 2, "base": 4, "groups": 16, "each": 8, "rate": 1e-3,
-    "entropy": 0.02,
+    "tokens": 24_000, "base": 4, "width": 64, "layers": 2, "groups": 16, "each": 8, "rate": 1e-3,
+    "entropy": 0.4,
+}  # fmt: skip
+CUDA = {
+    "tokens": 1_500_000, "seconds": 480.0, "digits": 2, "width": 512, "layers": 6, "groups": 64,
+    "rate": 1e-4,
 }  # fmt: skip
 
 
-class Model(nn.Module):
-    """A decoder over characters: the digits of a base, + and =."""
-
-    def __init__(self, base: int, width: int, layers: int) -> None:
-        super().__init__()
-        self.letters = nn.Embedding(base + 2, width)
-        self.places = nn.Embedding(16, width)
-        layer = nn.TransformerEncoderLayer(
-            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.out = nn.Linear(width, base + 2)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of the next character at each place."""
-        n = ids.shape[1]
-        ahead = torch.triu(torch.ones(n, n, dtype=torch.bool, device=ids.device), 1)
-        x = self.letters(ids) + self.places(torch.arange(n, device=ids.device))
-        return F.log_softmax(self.out(self.layers(x, mask=ahead, is_causal=True)), -1)
-
-
-class Generator:
-    """Answers prompts with the weights that it was sent last."""
-
-    def __init__(self, model: Model, base: int, seed: int, device: str) -> None:
-        self.model, self.base, self.version, self.device = deepcopy(model), base, 0, device
-        self.random = torch.Generator(device).manual_seed(seed)
-        self.tokens = 0
-
-    @torch.no_grad()
-    def answer(self, problems: list[tuple[int, int]], each: int) -> list[rc.Group]:
-        """A group of answers to each problem."""
-        prompts = [self.prompt(a, b) for a, b in problems]
-        ids = torch.tensor(prompts, device=self.device).repeat_interleave(each, 0)
-        logs = []
-        for _ in range(ANSWER):
-            log = self.model(ids)[:, -1]
-            chosen = torch.multinomial(log.exp(), 1, generator=self.random)
-            logs.append(log.gather(1, chosen))
-            ids = torch.cat([ids, chosen], 1)
-        answers, logprobs = ids[:, -ANSWER:].cpu().numpy(), torch.cat(logs, 1).cpu().numpy()
-        self.tokens += answers.size
-        return [
-            rc.Group(
-                [
-                    rc.Rollout(
-                        response_ids=answers[row],
-                        logprobs=logprobs[row],
-                        reward=reward(answers[row], a, b, self.base),
-                        finish_reason="stop",
-                    )
-                    for row in range(n * each, (n + 1) * each)
-                ],
-                task="add",
-                prompt_ids=prompts[n],
-            )
-            for n, (a, b) in enumerate(problems)
-        ]
-
-    def prompt(self, a: int, b: int) -> list[int]:
-        return [a, self.base, b, self.base + 1]
-
-    @torch.no_grad()
-    def right(self) -> float:
-        """The share of all problems that it solves, taking the likeliest digits."""
-        problems = [(a, b) for a in range(self.base) for b in range(self.base)]
-        ids = torch.tensor([self.prompt(a, b) for a, b in problems], device=self.device)
-        for _ in range(ANSWER):
-            ids = torch.cat([ids, self.model(ids)[:, -1:].argmax(-1)], 1)
-        answers = ids[:, -ANSWER:].cpu().numpy()
-        rewards = [reward(x, a, b, self.base) for x, (a, b) in zip(answers, problems, strict=True)]
-        return float(np.mean(np.array(rewards) == 1))
-
-
-def reward(answer: np.ndarray, a: int, b: int, base: int) -> float:
-    """The share of right digits."""
-    return float(np.mean(answer == np.array(divmod(a + b, base))))
-
-
-async def produce(
-    preparation: training.DataPreparation, generator: Generator, options: argparse.Namespace
-) -> None:
-    """Generate whenever there is room, whatever the trainer does meanwhile."""
-    rng = np.random.default_rng(options.seed)
-    while True:
-        await preparation.buffer.reserve_all(options.groups, "add")
-        version = generator.version
-        problems = [(int(a), int(b)) for a, b in rng.integers(0, options.base, (options.groups, 2))]
-        for group in generator.answer(problems, options.each):
-            await preparation.put(group, version=version)
-
-
-def learn(
-    model: Model, optimizer: Any, batch: training.RankBatch, entropy: float, device: str
-) -> list[float]:
-    """One step of clipped policy gradients; returns a priority for each rollout."""
-    optimizer.zero_grad()
-    priorities: list[float] = []
-    for pack in batch.packs:
-
-        def rows(values: Any, pack: training.Pack = pack) -> torch.Tensor:
-            return torch.as_tensor(rc.Ragged(values, pack.cu_seqlens).pad(0), device=device)
-
-        ids, mask = rows(pack.input_ids).long(), rows(pack.loss_mask)[:, 1:]
-        old, worth = rows(pack.logprobs)[:, 1:], rows(pack.advantages)[:, 1:]
-        logs = model(ids)[:, :-1]
-        new = logs.gather(2, ids[:, 1:, None])[..., 0]
-        ratio = torch.exp(new - old)
-        gain = torch.minimum(ratio * worth, ratio.clamp(0.8, 1.2) * worth)
-        gain = gain - entropy * (logs.exp() * logs).sum(-1)  # keeps it from settling too early
-        weights = torch.as_tensor(pack.weights, device=device, dtype=gain.dtype)[:, None]
-        (-(gain * mask * weights).sum() / batch.trainable_tokens).backward()
-        priorities += worth.abs().amax(1).tolist()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return priorities
-
-
-async def train(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Train until so many tokens were generated; returns points of the learning curve."""
-    torch.manual_seed(options.seed)
-    model = Model(options.base, options.width, options.layers).to(options.device)
-    generator = Generator(model, options.base, options.seed, options.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, weight_decay=0.0)
-    config = {
+def configuration(settings: Settings) -> dict[str, Any]:
+    """Of the preparation and its buffer: modes differ in `mode`, and in what may be how old."""
+    replay: dict[str, Any] = {
+        "type": "Replay",
+        "max_uses": settings.uses,
+        "fresh_share": settings.fresh,
+    }
+    # beta 0: what has a spread and is recent is to train more, so no weight takes that back
+    recent = {"type": "Prioritized", "alpha": 1.0, "beta": 0.0, "half_life": settings.half_life}
+    return {
         "source": {
-            "capacity": 4 * options.groups,
-            "seed": options.seed,
-            "staleness": {"max_staleness": 3, "sync_interval": 2, "on_expire": "discard"},
+            "capacity": settings.memory * settings.groups,
+            "overflow": "drop_stalest",
+            "staleness": {
+                "max_staleness": 0 if settings.on_policy else settings.max_lag,
+                "on_expire": "discard",
+            },
+            "seed": settings.seed,
         },
-        "batch": {"add": options.groups},
+        "batch": {"add": settings.groups},
         "ranks": 1,
-        "mode": MODES[options.mode],
-        "pack": 8192,
+        "mode": {
+            "on-policy": "Queue",
+            "queue": "Queue",
+            "uniform": {**replay, "sampler": "Uniform"},
+            "prioritized": {**replay, "sampler": recent},
+        }[settings.mode],
+        "pack": 1 << 14,
         "prefetch": 0,
     }
-    preparation = training.DataPreparation.from_config(config)
-    producer = asyncio.create_task(produce(preparation, generator, options))
-    points, began, step = [], time.monotonic(), 0
-    while generator.tokens < options.tokens:
-        step += 1
-        batch = await preparation.get(0, step)
-        priorities = learn(model, optimizer, batch, options.entropy, options.device)
-        await preparation.report(0, step, batch.rollout_ids, priorities)
-        await preparation.confirm(0, step)
-        if step % 2 == 0:  # new weights for the generator
-            generator.model.load_state_dict(model.state_dict())
-            generator.version = step
-        if step % 10 == 0 or step == 1:
-            points.append(
-                {
-                    "step": step,
-                    "tokens": generator.tokens,
-                    "seconds": time.monotonic() - began,
-                    "right": generator.right(),
-                    **{n: batch.metrics.get(f"train/{n}", 0.0) for n in NUMBERS},
-                }
-            )
-            print("  ".join(f"{name} {value:.3g}" for name, value in points[-1].items()))
-    producer.cancel()
-    with suppress(asyncio.CancelledError):
-        await producer
-    await preparation.close()
-    return points
 
 
-NUMBERS = ("reward_mean", "lag_mean", "replayed_share")
+# -- producers --------------------------------------------------------------------------------
+class Ahead:
+    """How many groups producers may generate before the trainer has trained others."""
+
+    def __init__(self, groups: int) -> None:
+        self._groups, self._some = groups, asyncio.Event()
+        self._some.set()
+
+    async def take(self, most: int) -> int:
+        """Wait for the first, and take up to so many."""
+        await self._some.wait()
+        taken = min(most, self._groups)
+        self.allow(-taken)
+        return taken
+
+    def allow(self, groups: int) -> None:
+        self._groups += groups
+        if self._groups > 0:
+            self._some.set()
+        else:
+            self._some.clear()
 
 
-def draw(points: list[dict[str, float]], path: Path, title: str) -> None:
-    """Solved problems against generated tokens, and against time."""
-    figure, both = plt.subplots(1, 2, figsize=(7.2, 3), layout="constrained", sharey=True)
-    for axes, name in zip(both, ("tokens", "seconds"), strict=True):
-        axes.plot([p[name] for p in points], [p["right"] for p in points], color="#1f6feb")
-        axes.set(xlabel=name, ylim=(0, 1.02))
-        axes.spines[["top", "right"]].set_visible(False)
-    both[0].set_ylabel("problems solved")
-    figure.suptitle(title, fontsize=10)
-    figure.savefig(path, facecolor="white")
-    plt.close(figure)
+class Producer:
+    """Generates groups with the weights that were sent last, whatever the trainer does."""
+
+    def __init__(self, number: int, settings: Settings, task: Addition) -> None:
+        self.settings, self.task = settings, task
+        seed = 1000 * settings.seed + number
+        self.problems = np.random.default_rng(seed)
+        self.letters = torch.Generator(settings.device).manual_seed(seed)
+
+    def generate(self, model: Model, groups: int) -> list[rc.Group]:
+        """A group of responses to each of some problems."""
+        task, each = self.task, self.settings.each
+        a, b = self.problems.integers(0, task.numbers, (2, groups))
+        prompts = task.prompts(a, b)
+        many_a, many_b = a.repeat(each), b.repeat(each)
+        answers, logprobs = model.write(prompts.repeat(each, 0), task.answer, self._draw)
+        rewards = task.rewards(answers, many_a, many_b)
+        rollouts = [
+            rc.Rollout(response_ids=ids, logprobs=log, reward=reward, finish_reason="stop")
+            for ids, log, reward in zip(answers, logprobs, rewards.tolist(), strict=True)
+        ]
+        return [
+            rc.Group(rollouts[n * each : (n + 1) * each], task="add", prompt_ids=prompts[n])
+            for n in range(groups)
+        ]
+
+    def _draw(self, log: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(log.exp(), 1, generator=self.letters)
+
+    async def run(self, trainer: Trainer) -> None:
+        most = max(1, self.settings.fresh_groups // self.settings.producers)
+        while True:
+            count = await trainer.ahead.take(most)
+            model, version = trainer.sent
+            for group in await trainer.call(self.generate, model, count):
+                await trainer.preparation.put(group, version=version)
+
+
+# -- the trainer ------------------------------------------------------------------------------
+class Trainer:
+    """One run: a model, what prepares its train steps, and producers beside it."""
+
+    def __init__(self, settings: Settings) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.task = Addition(settings.digits, settings.base)
+        self.model = Model(self.task, settings.width, settings.layers).to(settings.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.rate, weight_decay=0.0, fused=True
+        )
+        self.warming = torch.optim.lr_scheduler.LinearLR(self.optimizer, 0.05, total_iters=20)
+        self.preparation = training.DataPreparation.from_config(configuration(settings))
+        # A first step is all fresh; from then on producers are one step ahead, or none.
+        spare = 0 if settings.on_policy else settings.fresh_groups
+        self.ahead = Ahead(settings.groups + spare)
+        self.sent: tuple[Model, int] = (deepcopy(self.model), 0)
+        self.bonus = settings.entropy
+        examined = np.random.default_rng(0).permutation(self.task.numbers**2)[:1000]
+        self.examined = np.divmod(examined, self.task.numbers)
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """In a thread, so that generating and training overlap."""
+        if self.settings.in_turn:
+            return function(*arguments)
+        return await asyncio.to_thread(function, *arguments)
+
+    async def run(self, report: Callable[[dict[str, Any]], None]) -> None:
+        """Train until so many tokens were generated."""
+        makers = [Producer(n, self.settings, self.task) for n in range(self.settings.producers)]
+        async with asyncio.TaskGroup() as tasks:  # where one fails, all end
+            producers = [tasks.create_task(maker.run(self)) for maker in makers]
+            await self._train(report)
+            for producer in producers:
+                producer.cancel()
+        await self.preparation.close()
+
+    async def _train(self, report: Callable[[dict[str, Any]], None]) -> None:
+        settings, preparation = self.settings, self.preparation
+        began, seconds, step, tokens, reported = time.monotonic(), 0.0, 0, 0, -1
+        rewards, responses = 0.0, 0  # of what was generated since the last point
+        while tokens < settings.tokens and seconds < settings.seconds:
+            step += 1
+            batch = await preparation.get(0, step)
+            priorities = await self.call(self.learn, batch)
+            if settings.on_policy or step % settings.sync == 0:
+                self.sent = (deepcopy(self.model), step)
+            await preparation.report(0, step, batch.rollout_ids, priorities)
+            await preparation.confirm(0, step)
+            metrics = batch.metrics
+            fresh = metrics["train/groups"] - metrics["train/groups_replayed"]
+            self.ahead.allow(int(fresh) if step > 1 else settings.fresh_groups)
+            responses += int(metrics["gen/responses"])
+            rewards += metrics["gen/responses"] * metrics.get("gen/reward_mean", 0.0)
+            tokens += int(metrics["gen/tokens"])
+            self.bonus = settings.entropy * max(0.0, 1 - tokens / settings.tokens)
+            seconds = time.monotonic() - began
+            if tokens * POINTS // settings.tokens > reported:
+                reported = tokens * POINTS // settings.tokens
+                report(
+                    {
+                        "mode": settings.mode,
+                        "seed": settings.seed,
+                        "step": step,
+                        "tokens": tokens,
+                        "seconds": seconds,
+                        "reward": rewards / responses,
+                        "right": await self.call(self.examine),
+                        "lag": float(metrics["train/lag_mean"]),
+                        "uses": float(metrics["train/uses_mean"]),
+                        "replayed": float(metrics["train/replayed_share"]),
+                    }
+                )
+                rewards, responses = 0.0, 0
+
+    def learn(self, batch: training.RankBatch) -> list[float]:
+        """One step of clipped policy gradients; returns a priority for each rollout."""
+        device, priorities = self.settings.device, []
+        self.optimizer.zero_grad()
+        for pack in batch.packs:
+
+            def rows(values: Any, pack: training.Pack = pack) -> torch.Tensor:
+                return torch.as_tensor(rc.Ragged(values, pack.cu_seqlens).pad(0)).to(device)
+
+            ids, mask = rows(pack.input_ids).long(), rows(pack.loss_mask)[:, 1:]
+            old, worth = rows(pack.logprobs)[:, 1:], rows(pack.advantages)[:, 1:]
+            logs = self.model(ids)[:, :-1]
+            new = logs.gather(2, ids[:, 1:, None])[..., 0]
+            ratio = torch.exp(new - old)
+            gain = torch.minimum(ratio * worth, ratio.clamp(0.8, 1.2) * worth)
+            gain = gain - self.bonus * (logs.exp() * logs).sum(-1)
+            weights = torch.as_tensor(pack.weights, dtype=gain.dtype, device=device)[:, None]
+            (-(gain * mask * weights).sum() / batch.trainable_tokens).backward()
+            priorities += np.abs(pack.advantages[pack.cu_seqlens[1:] - 1]).tolist()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.warming.step()
+        return priorities
+
+    def examine(self) -> float:
+        """The share of problems that it solves, up to 1000 of them, with the likeliest digits."""
+        a, b = self.examined
+        answers, _ = self.model.write(
+            self.task.prompts(a, b), self.task.answer, lambda log: log.argmax(-1, keepdim=True)
+        )
+        return float((self.task.rewards(answers, a, b) == 1).mean())
+
+
+# -- runs -------------------------------------------------------------------------------------
+def run(settings: Settings, points: Path) -> None:
+    """One run, in this process."""
+    torch.set_num_threads(1)  # one trains, the others generate
+
+    def report(point: dict[str, Any]) -> None:
+        reward_curves.append(points, point)
+        numbers = [f"{n} {v:.3g}" for n, v in point.items() if n not in ("mode", "seed", "tokens")]
+        print(f"{point['mode']} {point['seed']}: {point['tokens']:,} tokens ", *numbers, flush=True)
+
+    asyncio.run(Trainer(settings).run(report))
+
+
+def run_all(runs: list[Settings], points: Path, parallel: int) -> None:
+    """Some runs at a time, each in a process of its own where several go side by side."""
+    if parallel == 1:
+        for settings in runs:
+            run(settings, points)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(parallel, mp_context=context) as pool:
+        for done in [pool.submit(run, settings, points) for settings in runs]:
+            done.result()
+
+
+def machine(device: str) -> str:
+    """What a run ran on."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--mode", choices=MODES, help="(prioritized)")
+    parser.add_argument("--compare", action="store_true", help=f"run {', '.join(COMPARED)}")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each mode (1)")
+    parser.add_argument("--parallel", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--short", action="store_true", help="a smaller model and task: seconds")
+    parser.add_argument("--out", type=Path, default=Path("grpo_tiny"), help="a folder for results")
+    for option in fields(Settings):
+        name = f"--{option.name.replace('_', '-')}"
+        if option.name == "in_turn":
+            parser.add_argument(name, action="store_true", default=None)
+        elif option.name != "mode":
+            kind = type(option.default)
+            parser.add_argument(name, type=kind, help=f"({option.default})")
+    given = vars(parser.parse_args())
+    sizes = SHORT if given["short"] else CUDA if given["device"] == "cuda" else {}
+    chosen = {f.name: given[f.name] for f in fields(Settings) if given[f.name] is not None}
+    settings = replace(Settings(), **{**sizes, **chosen})
+    modes = COMPARED if given["compare"] else (settings.mode,)
+    runs = [
+        replace(settings, mode=mode, seed=settings.seed + n)
+        for n in range(given["seeds"])
+        for mode in modes
+    ]
+    out: Path = given["out"]
+    out.mkdir(parents=True, exist_ok=True)
+    points = out / "points.csv"
+    reward_curves.begin(points)
+    about: dict[str, Any] = {
+        "command": shlex.join(["python", "examples/grpo_tiny.py", *sys.argv[1:]]),
+        "machine": machine(settings.device),
+        "settings": asdict(settings),
+    }
+    model = Model(Addition(settings.digits, settings.base), settings.width, settings.layers)
+    about["parameters"] = sum(each.numel() for each in model.parameters())
+    (out / "settings.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    run_all(runs, points, given["parallel"])
+    found = reward_curves.read(points)
+    print(reward_curves.table(found))
+    reward_curves.draw(found, out / "curves.svg", f"GRPO, {about['parameters']:,} parameters")
+    print(f"points, settings and curves are in {out}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--mode", choices=MODES, default="queue")
-    parser.add_argument("--short", action="store_true", help="a smaller model and task: seconds")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, help="to generate (320,000)")
-    parser.add_argument("--width", type=int, help="of the model (128: about a million parameters)")
-    parser.add_argument("--layers", type=int, help="of the model (5)")
-    parser.add_argument("--base", type=int, help="of the numbers to add, one digit each (10)")
-    parser.add_argument("--groups", type=int, help="in a train step (32)")
-    parser.add_argument("--each", type=int, help="answers in a group (16)")
-    parser.add_argument("--rate", type=float, help="learning rate (0.0003)")
-    parser.add_argument("--entropy", type=float, help="weight of its bonus (0.05)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--plot", type=Path, default=Path("grpo_tiny.svg"))
-    parser.add_argument("--numbers", type=Path, help="a JSON file for the points of the curve")
-    chosen = parser.parse_args()
-    for name, value in (SHORT if chosen.short else FULL).items():
-        if getattr(chosen, name) is None:
-            setattr(chosen, name, value)
-    torch.set_num_threads(1 if chosen.short else 2)
-    found = asyncio.run(train(chosen))
-    print(f"solves {found[-1]['right']:.0%} of the problems after {found[-1]['seconds']:.0f} s")
-    draw(found, chosen.plot, f"GRPO, {chosen.mode}, seed {chosen.seed}")
-    if chosen.numbers is not None:
-        chosen.numbers.write_text(json.dumps(found) + "\n", "utf-8")
+    main()

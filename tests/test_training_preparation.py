@@ -582,6 +582,16 @@ def test_impossible_options_are_refused(options: dict, message: str) -> None:
         DataPreparation(buffer(capacity=8), **{"batch": 1, "ranks": 1, **options})
 
 
+def test_a_source_is_a_buffer_or_has_one() -> None:
+    class Manager:
+        buffer = buffer()
+
+    assert DataPreparation(Manager(), batch=1, ranks=1).buffer is Manager.buffer
+    for wrong in (7, rc.RolloutBuffer().sync):
+        with pytest.raises(rc.InvalidValue, match="source: expected a RolloutBuffer, or what has"):
+            DataPreparation(wrong, batch=1, ranks=1)  # type: ignore[arg-type]
+
+
 def test_replay_needs_a_buffer_that_does_not_count_uses_itself() -> None:
     with pytest.raises(rc.InvalidValue, match="make the buffer with max_uses=0, not 1"):
         DataPreparation(rc.RolloutBuffer(), batch=1, ranks=1, mode=Replay())

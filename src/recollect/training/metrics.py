@@ -127,11 +127,11 @@ class Window:
         metrics |= _spread("gen/length", lengths)
         known = ~np.isnan(rewards)
         metrics |= _rewards("gen", rewards[known], lengths[known], self.solved_above)
-        if expected:
+        if expected and self._groups:
             metrics["gen/batch_share"] = self._groups / expected
         if seconds is not None:
             metrics["gen/seconds"] = seconds
-            if seconds > 0:
+            if seconds > 0 and lengths.size:
                 metrics["gen/tokens_per_second"] = int(lengths.sum()) / seconds
         return metrics
 
@@ -253,7 +253,7 @@ def stored(buffer: RolloutBuffer) -> Metrics:
         metrics[f"buffer/groups/{task}/{status.value}"] = count
     left: dict[str, int] = {}
     for task, account in buffer.accounts().items():
-        for name in ("put", "taken", "leased", "expired", "retried"):
+        for name in ("put", "taken", "sampled", "leased", "expired", "retried"):
             metrics[f"buffer/{name}/{task}"] = account[name]
         for name in ("age", "lag"):
             for quantile, value in account[name].items():

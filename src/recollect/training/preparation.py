@@ -10,18 +10,18 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from recollect.arguments import whole
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.drawing import ANY, Drawing
 from recollect.rollouts.group import Group
 from recollect.rollouts.taking import checked_sizes
-from recollect.training import drawing
 from recollect.training.advantages import Advantage, advantages, rule_of
-from recollect.training.drawing import ANY, Drawn, Mode, Queue
+from recollect.training.drawing import Drawn, Mode, Queue, drawn_of, joined
 from recollect.training.filters import Filter, Filtered, apply_filters
 from recollect.training.metrics import Window, stored, trained
 from recollect.training.packing import BALANCE, QUADRATIC_AT, TOO_LONG, pack
@@ -37,6 +37,7 @@ REMEMBERED = 8  # confirmed steps for which reports may still come
 FORMAT = 1
 
 
+@runtime_checkable
 class HasBuffer(Protocol):
     """A source that fills a buffer, such as a manager of producers."""
 
@@ -121,13 +122,18 @@ class DataPreparation:
         sinks: Sequence[Sink] = (),
         first_step: int = 1,
     ) -> None:
-        self.buffer = source if isinstance(source, RolloutBuffer) else source.buffer
-        if not isinstance(self.buffer, RolloutBuffer):
-            raise InvalidValue(f"source: expected a RolloutBuffer, got {shown(source)}")
+        found = source.buffer if isinstance(source, HasBuffer) else source
+        if not isinstance(found, RolloutBuffer):
+            raise InvalidValue(
+                "source: expected a RolloutBuffer, or what has one as `buffer`, got "
+                f"{shown(source)}"
+            )
+        self.buffer = found
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
         if not sum(sizes.values()):
             raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
-        capacity = self.buffer._core.capacity
+        self._drawing = Drawing(self.buffer)
+        capacity = self._drawing.capacity
         if capacity is not None and sum(sizes.values()) > capacity:
             raise NeverPossible(
                 f"batch: {sum(sizes.values())} groups are never there: the capacity is {capacity}"
@@ -354,16 +360,14 @@ class DataPreparation:
             while True:
                 before = [part.keys for part in parts]
                 without = np.concatenate(before) if before else np.zeros(0, np.uint64)
-                drawn = await self.mode.draw(self.buffer, sizes, step, without)
+                drawn = await self.mode.draw(self._drawing, sizes, step, without)
                 parts.append(drawn)
                 filtered = apply_filters(drawn.selection, self.filters)
                 counts.append(filtered)
                 parts[-1] = replace(drawn, selection=filtered.selection)
                 dropped = drawn.keys[~filtered.selection.group_kept]
                 if dropped.size:
-                    await self.buffer._run(
-                        drawing.discard(self.buffer._core, drawn.leases, dropped)
-                    )
+                    await self._drawing.discard(drawn.leases, dropped)
                 sizes = self._missing(sizes, filtered)
                 full = not sum(sizes.values())
                 some = any(part.selection.group_kept.any() for part in parts)
@@ -372,7 +376,7 @@ class DataPreparation:
         except BaseException:  # what was drawn is not lost when this is cancelled
             await self._give_back(parts)
             raise
-        kept = _kept(drawing.joined(parts))
+        kept = _kept(joined(parts))
         return kept, _added_up(kept.selection, counts)
 
     async def _give_back(self, parts: Sequence[Drawn | Step]) -> None:
@@ -434,19 +438,15 @@ class DataPreparation:
         Steps that were prepared and not confirmed are in it by key.
         """
         self._enter()
-        core = self.buffer._core
-        with core.table._transaction():
-            leases = core.table._leases.held()
-            steps = []
-            for step in self._steps.values():
-                held = [leases[lease.id].keys for lease in step.leases if lease.id in leases]
-                steps.append(step.state(np.concatenate([np.zeros(0, np.uint64), *held])))
+        source = self._drawing
+        with source.moment():
+            steps = [step.state(source.held(step.leases)) for step in self._steps.values()]
             return {
                 "format": FORMAT,
                 "steps": steps,
                 "next": self._next,
                 "totals": dict(self.totals),
-                "window": self.window.state(core.by_id),
+                "window": self.window.state(source.group_ids()),
                 "source": self.buffer.state(),
             }
 
@@ -465,7 +465,7 @@ class DataPreparation:
         lost = 0
         for one in steps:
             step = one["step"]
-            drawn = await self.buffer._run(drawing.draw_again(self.buffer._core, one, step))
+            drawn = await self._drawn_again(one, step)
             lost += len(one["keys"]) - drawn.keys.size
             filtered = apply_filters(drawn.selection, self.filters)
             kept = replace(drawn, selection=filtered.selection)
@@ -479,6 +479,14 @@ class DataPreparation:
         self.totals = dict(saved["totals"])
         self.window.restore(saved["window"])
         return lost
+
+    async def _drawn_again(self, saved: Mapping[str, Any], step: int) -> Drawn:
+        """The groups of a saved step, in their old order; without those that have gone."""
+        keys, leased = (np.array(saved[name], np.uint64) for name in ("keys", "leased"))
+        groups = await self._drawing.sample_again(keys, leased, step)
+        there = np.isin(keys, groups.keys)
+        uses = np.array(saved["uses"], np.int64)[there]
+        return drawn_of(groups, uses, np.array(saved["weights"], np.float64)[there])
 
     def __repr__(self) -> str:
         return (
