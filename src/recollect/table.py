@@ -1303,9 +1303,8 @@ def _checked_storage(storage: Any) -> Storage:
         from recollect.storage.memory import MemoryStorage
 
         return MemoryStorage()
-    if not all(
-        callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")
-    ):
+    verbs = ("open", "transaction", "insert")
+    if isinstance(storage, type) or not all(callable(getattr(storage, v, None)) for v in verbs):
         raise InvalidValue(
             f"storage: expected one such as rc.MemoryStorage(), got {shown(storage)}"
         )

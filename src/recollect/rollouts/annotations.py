@@ -15,9 +15,9 @@ from recollect.ragged import Ragged
 from recollect.rollouts.cells import other_array, to_json
 from recollect.rollouts.checks import only_flags
 from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
-from recollect.rollouts.expiring import as_rows, judge_again, row_payload
+from recollect.rollouts.expiring import as_rows, judge_again
 from recollect.rollouts.rollout import CODES, Status
-from recollect.schema import Rows, Stored
+from recollect.schema import Rows, Stored, row_payload
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
