@@ -234,7 +234,7 @@ def test_loading_needs_an_empty_table_and_a_snapshot_of_a_known_format(tmp_path:
     with pytest.raises(rc.SnapshotError, match="no snapshot"):
         rc.Store([full]).load(tmp_path / "elsewhere")
     manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
     with pytest.raises(rc.SnapshotError, match="update Recollect"):
         rc.Store([rc.Table("t", capacity=4)]).load(path)
     with pytest.raises(rc.SnapshotError, match="is no snapshot"):

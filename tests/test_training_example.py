@@ -34,27 +34,28 @@ def points_of(out: Path) -> Points:
 
 
 @pytest.mark.parametrize(
-    "mode",
+    ("mode", "tokens"),
     [
-        "prioritized",
-        pytest.param("on-policy", marks=pytest.mark.soak),
-        pytest.param("queue", marks=pytest.mark.soak),
-        pytest.param("uniform", marks=pytest.mark.soak),
+        ("prioritized", 24_000),
+        pytest.param("on-policy", 72_000, marks=pytest.mark.soak),
+        pytest.param("queue", 72_000, marks=pytest.mark.soak),
+        pytest.param("uniform", 36_000, marks=pytest.mark.soak),
     ],
 )
-def test_a_tiny_transformer_learns_to_add(mode: str, tmp_path: Path) -> None:
-    printed = run(tmp_path, "--in-turn", "--seed", "1", "--mode", mode)
+def test_a_tiny_transformer_learns_to_add(mode: str, tokens: int, tmp_path: Path) -> None:
+    options = ("--in-turn", "--seed", "1", "--mode", mode, "--tokens", str(tokens))
+    printed = run(tmp_path, *options)
     points = points_of(tmp_path)
     right = [float(point["right"]) for point in points]
     rewards = [float(point["reward"]) for point in points]
     assert right[0] < 0.3, "it could add before it learned anything"
-    assert np.mean(right[-5:]) > 0.6, right
+    assert np.mean(right[-5:]) > 0.7, right  # who never carries solves 10 of the 16 sums
     assert np.mean(rewards[-5:]) > rewards[0] + 0.2, rewards
     replayed = {float(point["replayed"]) for point in points[1:]}
     assert replayed == ({0.5} if mode in ("uniform", "prioritized") else {0.0})
     lags = [float(point["lag"]) for point in points]
     assert (max(lags) == 0) if mode == "on-policy" else (max(lags) >= 1), lags
-    assert int(points[-1]["tokens"]) >= 24_000 > int(points[-2]["tokens"])
+    assert int(points[-1]["tokens"]) >= tokens > int(points[-2]["tokens"])
     assert f"| {mode} |" in printed
     assert json.loads((tmp_path / "settings.json").read_text())["settings"]["mode"] == mode
     assert "<svg" in (tmp_path / "curves.svg").read_text("utf-8")

@@ -86,11 +86,9 @@ class Writer:
         if self._ended is not None:
             return
         self._queue.append(entry)
-        if urgent:
-            if not self._urgent.is_set():
-                self._urgent.set()
-            if not self._moved.is_set():
-                self._moved.set()
+        if urgent and not (self._urgent.is_set() and self._moved.is_set()):
+            self._urgent.set()
+            self._moved.set()
         if not self._something.is_set():
             self._something.set()
 

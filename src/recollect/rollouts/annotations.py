@@ -264,6 +264,8 @@ def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any)
         entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
         if not any(cell in core.needs for cell in entry.lacks):
             ready.append(key)
+    if ready and core.judge is not None:
+        ready = core.judge(ready)  # whoever judges groups before they train keeps some back
     if ready and core.needs:
         done = np.array(ready, np.uint64)
         core.storage.update(done, {"ready": True})

@@ -125,7 +125,8 @@ class DataPreparation:
         found = source.buffer if isinstance(source, HasBuffer) else source
         if not isinstance(found, RolloutBuffer):
             raise InvalidValue(
-                f"source: expected a RolloutBuffer, or what has one as `buffer`, got {shown(source)}"
+                "source: expected a RolloutBuffer, or what has one as `buffer`, got "
+                f"{shown(source)}"
             )
         self.buffer = found
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
