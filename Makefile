@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS := pandas,torch,sql,gym,minari,datasets,ray,metrics,tensorboard
+EXTRAS := pandas,torch,sql,gym,minari,datasets,ray,metrics,tensorboard,openai
 TORCH := torch==2.13.0
 WORKERS ?= 2
 

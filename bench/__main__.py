@@ -16,7 +16,9 @@ from bench import (
     journal,
     machine,
     packing,
+    production,
     report,
+    sql,
     startup,
     tables,
 )
@@ -41,7 +43,9 @@ STARTUP = "startup"
 ANATOMY = "anatomy"
 JOURNAL = "journal"
 PACKING = "packing"
+PRODUCTION = "production"
 CHECKPOINT = "checkpoint"
+SQL = "sql"
 BEGAN = time.monotonic()
 
 
@@ -72,8 +76,12 @@ def main() -> None:
         made.append(tables.journaling(journal.measure(_say)))
     if OURS in options.peers and _wanted(PACKING, options.only):
         made.append(tables.packing(packing.measure(10 if options.quick else 40, _say)))
+    if OURS in options.peers and _wanted(PRODUCTION, options.only):
+        made.append(tables.production(production.measure(2 if options.quick else 10, _say)))
     if OURS in options.peers and _wanted(CHECKPOINT, options.only) and not options.quick:
         made.extend(tables.checkpoints(checkpoint.measure(_say)))
+    if OURS in options.peers and _wanted(SQL, options.only):
+        made.extend(sql.tables(sql.measure(_say, quick=options.quick)))
     print("\n" + "\n\n".join(map(report.as_text, made)))
     if options.json:
         whole = {
@@ -94,7 +102,8 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     names = [OURS, *(peer.name for peer in PEERS)]
-    workloads = [*all_workloads(), STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING]
+    measured = [STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING, PRODUCTION, SQL]
+    workloads = [*all_workloads(), *measured]
     parser.add_argument("--quick", action="store_true", help="small buffers, two short rounds")
     parser.add_argument("--only", type=_list, help=f"of {','.join(workloads)}", metavar="W1,W2")
     parser.add_argument("--peers", type=_list, default=names, help=f"of {','.join(names)}")

@@ -1,6 +1,7 @@
 """Saving and loading beside the peers: each in a process of its own, one after the other.
 
-Ours are synced and checksummed; those of the peers are neither, and none is incremental.
+Ours are synced and checksummed; those of the peers are neither, and none is incremental. Memory is
+touched before every save and load, outside the clock, so that nobody waits for the host's.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Saved:
     load: list[float]
     second: list[float]  # saves after one percent of new rows
     pause: dict[str, float]  # seconds that a sampling thread waits, by what
+    floor: dict[str, list[float]]  # seconds of what a save or a load cannot do without, by what
     error: str = ""
 
 
@@ -50,7 +52,7 @@ def _run(name: str, environment: str | None, rounds: int, say: Callable[[str], N
         peer = next(peer for peer in PEERS if peer.name.lower() == environment)
         prepared = environments.prepare(peer, say)
         if prepared.python is None:
-            return Saved(name, [], [], [], {}, prepared.error)
+            return Saved(name, [], [], [], {}, {}, prepared.error)
         python = str(prepared.python)
     with tempfile.TemporaryDirectory(prefix="recollect-bench-") as folder:
         command = [python, str(WORKER), name, folder, str(rounds)]
@@ -58,11 +60,12 @@ def _run(name: str, environment: str | None, rounds: int, say: Callable[[str], N
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        return Saved(name, [], [], [], {}, last[0])
+        return Saved(name, [], [], [], {}, {}, last[0])
     found = json.loads(lines[-1])
     return Saved(
-        name, found["save"], found["load"], found.get("second", []), found.get("pause", {})
-    )
+        name, found["save"], found["load"], found.get("second", []), found.get("pause", {}),
+        found.get("floor", {}),
+    )  # fmt: skip
 
 
 def _environment() -> dict[str, str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
+import os
 import shutil
 import sys
 import threading
@@ -25,6 +27,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 TRANSITIONS = 1_000_000
 CHUNK = 10_000  # transitions that are inserted at once; one in a hundred
 GROUPS = 2_500  # of 8 rollouts
+MEMORY = 1 << 30  # bytes
 
 
 def transitions(n: int, seed: int = 0) -> dict[str, Any]:
@@ -47,9 +50,23 @@ def rollouts() -> list[Any]:
 
 
 def timed(call: Callable[[], object]) -> float:
+    have_memory()
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
+
+
+def have_memory() -> None:
+    """Touch memory and give it back: a virtual machine may have to ask its host for it again, which
+    takes ten times as long as clearing it, and whoever comes first would pay for all.
+    """
+    memory = mmap.mmap(-1, MEMORY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    pages = np.frombuffer(memory, np.uint8)
+    pages[::4096] = 1
+    del pages
+    memory.close()
 
 
 class Recollect:
@@ -287,7 +304,9 @@ def _ours(one: Recollect, folder: Path, rounds: int) -> dict[str, Any]:
 
     def sample() -> None:
         while not stop.is_set():
-            waits.append(timed(lambda: one.table.sample(256)))
+            begin = time.perf_counter()
+            one.table.sample(256)
+            waits.append(time.perf_counter() - begin)
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -301,7 +320,31 @@ def _ours(one: Recollect, folder: Path, rounds: int) -> dict[str, Any]:
     thread.join()
     pauses = {"p99.9": float(np.quantile(waits, 0.999)), "longest": max(waits)}
     pauses["without a save"] = float(np.quantile(quiet, 0.999))
-    return {"second": second, "pause": pauses}
+    return {"second": second, "pause": pauses, "floor": _floor(one.table.nbytes, folder, rounds)}
+
+
+def _floor(size: int, folder: Path, rounds: int) -> dict[str, list[float]]:
+    """What the machine needs for as many bytes: each is a part of a save or of a load."""
+    import xxhash
+
+    memory = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    target = np.zeros_like(memory)
+
+    def write(path: Path) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        for begin in range(0, size, 1 << 20):
+            os.write(descriptor, memory[begin : begin + (1 << 20)])
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+    floor: dict[str, list[float]] = {"a plain write and one sync": [], "a hash": [], "a copy": []}
+    for number in range(rounds):
+        path = folder / f"floor-{number}"
+        floor["a plain write and one sync"].append(timed(lambda path=path: write(path)))
+        path.unlink()
+        floor["a hash"].append(timed(lambda: xxhash.xxh3_64_intdigest(memory)))
+        floor["a copy"].append(timed(lambda: np.copyto(target, memory)))
+    return floor
 
 
 if __name__ == "__main__":

@@ -51,7 +51,14 @@ row, so that a step of 165 bytes takes 97 bytes of payload; one line has it stor
 others do. 'W5 environments' adds one step of each of 64 environments per call, to a ring for each
 (cpprb and Reverb have nothing of the kind). 'W5 frames' compares resident memory after filling: SB3
 is given stacks of four frames, as a wrapper makes them, Recollect the single frames of the same
-steps. Recollect is given the final observation of each episode."""
+steps. Recollect is given the final observation of each episode.
+
+Checkpoints: each implementation in a process of its own, one after the other, on the disk of this
+machine with its page cache. Before every save and load, outside the clock, 1 GiB of memory is
+touched and given back: a virtual machine may have returned free memory to its host, and whoever
+needed some first would pay for all. Recollect's saves are synced and checksummed, and its loads
+compare the checksums; the peers do neither. 'As many bytes' is what the machine takes for the
+payload alone."""
 
 
 def as_text(table: Table) -> str:

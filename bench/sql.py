@@ -1,45 +1,156 @@
-"""What SQL storages promise of speed: `python bench/sql.py [--postgres URL]`.
+"""What SQL storages promise of speed, over groups of W4's size (8 rollouts, median 1,500 tokens).
 
-Two ratios, over groups of W4's size (8 rollouts with lognormal lengths, median 1,500 tokens):
+- SQLite: 64 groups put through a table, beside plain programs that send a statement per rollout.
+- PostgreSQL: a take of 64 groups among 100,000, beside one among 1,000.
 
-- SQLite: groups put through a table, beside a plain program that sends one INSERT per rollout.
-  Must be 5 times as fast.
-- PostgreSQL: a take of 64 groups among 100,000, beside one among 1,000. Must not take more than
-  twice as long. Without --postgres a server is started in a temporary folder.
-
-Repeats are interleaved and medians compared, because a machine is never quiet.
+A server is started in a temporary folder. Repeats are interleaved and medians compared, because a
+machine is never quiet.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import sqlite3
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-
-import recollect as rc  # noqa: E402
+from bench import figures
+from bench.figures import NOTHING
+from bench.harness import REPOSITORY
+from bench.tables import Table
 
 ROLLOUTS, TOKENS, SPREAD, LONGEST = 8, 1500, 0.8, 8192
-PUT, PUTS, REPEATS = 64, 5, 25
-SMALL, LARGE, TAKE = 1_000, 100_000, 64
+PUT, SMALL, LARGE, TAKE = 64, 1_000, 100_000, 64
 FASTER, LONGER = 5.0, 2.0
+WARM_UP = 2  # repeats that are not counted: they make indexes and fill caches
+
+OURS = "a table"
+BASELINES = {  # rollouts in one transaction
+    "a statement and a commit per rollout": 1,
+    "a statement per rollout, a commit per group": ROLLOUTS,
+    "a statement per rollout, one commit": PUT * ROLLOUTS,
+}
 
 
-def groups(count: int, rng: np.random.Generator) -> dict[str, Any]:
+@dataclass
+class Found:
+    """Rollouts per second that were put into SQLite, and seconds of a take from PostgreSQL."""
+
+    puts: dict[str, list[float]] = field(default_factory=dict)
+    takes: dict[int, list[float]] = field(default_factory=dict)  # by the size of the table
+    calls: dict[str, dict[str, float]] = field(default_factory=dict)  # of bench/storages.py
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> Found:
+    """All of it; a quick run has smaller tables and leaves out the storages beside each other."""
+    from bench import storages
+
+    found = Found()
+    with tempfile.TemporaryDirectory(prefix="recollect-bench-") as folder, _server(say) as server:
+        say("sql: puts into SQLite")
+        found.puts = _puts(Path(folder), 3 if quick else 15)
+        if server is not None:
+            sizes = (SMALL, LARGE // 10 if quick else LARGE)
+            say(f"sql: takes from PostgreSQL, among {sizes[0]:,} and {sizes[1]:,}")
+            found.takes = _takes({size: server.schema() for size in sizes}, 5 if quick else 40)
+        if not quick:
+            say("sql: all storages beside each other")
+            schema = None if server is None else server.schema()
+            found.calls = storages.measure(storages.kinds(folder, schema), 8)
+    return found
+
+
+def tables(found: Found) -> list[Table]:
+    """What was found, for people."""
+    made = Table(
+        f"SQL: {PUT} groups of {ROLLOUTS} rollouts",
+        ["put into SQLite, rollouts/s", "median (range)", "ratio", "must", "verdict"],
+    )
+    ours = found.puts[OURS]
+    made.rows.append([OURS, figures.rate(ours), *[NOTHING] * 3])
+    for name, rates in found.puts.items():
+        if name != OURS:
+            must = FASTER if BASELINES[name] == 1 else None
+            ratio = statistics.median(ours) / statistics.median(rates)
+            judged = [figures.bound(must), figures.verdict(ratio, must)]
+            made.rows.append([name, figures.rate(rates), figures.ratio(ours, rates), *judged])
+    made.notes.append(
+        "each put is on disk when it returns. The plain programs use Python's sqlite3 with WAL and "
+        "synchronous=FULL, as a table does; a row has task, status, version, reward and three "
+        "blobs, and an index each on task, status and version. The first sends one INSERT per "
+        "rollout, each its own transaction; the second wraps those of a group into BEGIN and "
+        "COMMIT, the third all 512. A table inserts an item per group, in one transaction"
+    )
+    return [made, *_taking(found), *_beside(found)]
+
+
+def _taking(found: Found) -> list[Table]:
+    if not found.takes:
+        return []
+    (small, few), (large, many) = sorted(found.takes.items())
+    title = f"SQL: take {TAKE} groups of one task, the stalest first"
+    made = Table(title, ["PostgreSQL", "median (range)", "ratio", "must", "verdict"])
+    ratio = statistics.median(many) / statistics.median(few)
+    bound = [f"at most {LONGER:g}", figures.limit(ratio, LONGER)]
+    made.rows = [
+        [f"among {small:,}", figures.seconds(few), *[NOTHING] * 3],
+        [f"among {large:,}", figures.seconds(many), figures.ratio(many, few), *bound],
+    ]
+    made.notes.append(
+        "a server on this machine that does not sync; both tables were vacuumed and analysed, as "
+        "a server does by itself, and what a take leased is given back outside the clock. "
+        "tests/test_sql_plans.py asserts the plan of both and the blocks they touch"
+    )
+    return [made]
+
+
+def _beside(found: Found) -> list[Table]:
+    if not found.calls:
+        return []
+    from bench import storages
+
+    header, rows = storages.rows(found.calls)
+    note = (
+        "the least of interleaved repeats, and how many times longer than in memory; without a "
+        "limit, because storages are chosen for what they keep and who sees it"
+    )
+    return [Table(f"Storages: {storages.ITEMS:,} groups of {storages.ROWS}", header, rows, [note])]
+
+
+@contextmanager
+def _server(say: Callable[[str], None]) -> Iterator[Any]:
+    """A PostgreSQL server, None where it is not installed."""
+    sys.path.insert(0, str(REPOSITORY / "tests"))
+    from postgres_server import PostgresServer
+
+    try:
+        server = PostgresServer()
+    except AssertionError as missing:
+        say(f"sql: {missing}")
+        yield None
+        return
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+# -- SQLite ----------------------------------------------------------------------------------------
+def _groups(count: int, rng: np.random.Generator) -> dict[str, Any]:
     """Groups as a rollout engine makes them."""
+    import recollect as rc
+
     lengths = rng.lognormal(np.log(TOKENS), SPREAD, count * ROLLOUTS).astype(np.int64) + 1
-    lengths = np.minimum(lengths, LONGEST)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, LONGEST))])
     total = int(offsets[-1])
     return {
         "response_ids": rc.Ragged(rng.integers(0, 50_000, total, dtype=np.int32), offsets),
@@ -49,19 +160,11 @@ def groups(count: int, rng: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def timed(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+class Plain:
+    """What one writes without a library: a row per rollout, and a statement for each."""
 
-
-class RowPerStatement:
-    """What one writes without a library: a row per rollout, and a statement for each.
-
-    Its bytes are as many as ours and its durability is the same: WAL, synced at every commit.
-    """
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, together: int) -> None:
+        self._together = together  # rollouts in one transaction
         self._connection = sqlite3.connect(path, isolation_level=None)
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=FULL")
@@ -74,96 +177,102 @@ class RowPerStatement:
 
     def put(self, columns: dict[str, Any], version: int) -> None:
         cells = [columns[name] for name in ("response_ids", "logprobs", "loss_mask")]
-        for place, reward in enumerate(columns["reward"].tolist()):
-            blobs = [column[place].tobytes() for column in cells]
-            self._connection.execute(
-                "INSERT INTO rollouts (task, status, version, reward, tokens, logprobs, mask) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                ("math", "done", version, reward, *blobs),
-            )
+        rewards = columns["reward"].tolist()
+        for first in range(0, len(rewards), self._together):
+            if self._together > 1:
+                self._connection.execute("BEGIN")
+            for place in range(first, first + self._together):
+                self._connection.execute(
+                    "INSERT INTO rollouts (task, status, version, reward, tokens, logprobs, mask) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    ("math", "done", version, rewards[place], *(c[place].tobytes() for c in cells)),
+                )
+            if self._together > 1:
+                self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        self._connection.close()
 
 
-def sqlite_put(folder: Path) -> bool:
+class Ours:
+    """The same through a table."""
+
+    def __init__(self, path: Path) -> None:
+        import recollect as rc
+
+        storage = rc.SqlStorage(f"sqlite:///{path}")
+        sampler = rc.StalestFirst()
+        self._table = rc.Table("groups", capacity=1_000_000, sampler=sampler, storage=storage)
+        self.close = self._table.close
+
+    def put(self, columns: dict[str, Any], version: int) -> None:
+        fields = {"task": "math", "status": "done", "version": version}
+        self._table.insert(columns, rows_per_item=ROLLOUTS, **fields)
+
+
+def _puts(folder: Path, repeats: int) -> dict[str, list[float]]:
     rng = np.random.default_rng(0)
-    plain = RowPerStatement(folder / "plain.db")
-    storage = rc.SqlStorage(f"sqlite:///{folder}/table.db")
-    table = rc.Table("groups", capacity=1_000_000, sampler=rc.StalestFirst(), storage=storage)
-    ours, theirs = [], []
-    for version in range(PUTS + 2):
-        columns = groups(PUT, rng)
-
-        def put(columns: dict[str, Any] = columns, version: int = version) -> Any:
-            fields = {"task": "math", "status": "done", "version": version}
-            return table.insert(columns, rows_per_item=ROLLOUTS, **fields)
-
-        ours.append(timed(put))
-        theirs.append(timed(lambda c=columns, v=version: plain.put(c, v)))
-    table.close()
-    rates = [PUT * ROLLOUTS / statistics.median(taken[2:]) for taken in (ours, theirs)]
-    ratio = rates[0] / rates[1]
-    print(f"SQLite: put of {PUT} groups of {ROLLOUTS} rollouts")
-    print(f"  a table                 {rates[0]:9.0f} rollouts/s")
-    print(f"  a statement per row     {rates[1]:9.0f} rollouts/s")
-    return verdict(ratio, ratio >= FASTER, f"times as fast, must be {FASTER:g}")
+    programs: dict[str, Ours | Plain] = {OURS: Ours(folder / "table.db")}
+    for name, together in BASELINES.items():
+        programs[name] = Plain(folder / f"plain-{together}.db", together)
+    rates: dict[str, list[float]] = {name: [] for name in programs}
+    turns = itertools.cycle(programs.items())
+    for version in range(repeats + WARM_UP):
+        columns = _groups(PUT, rng)
+        next(turns)  # another one begins each time
+        for name, program in itertools.islice(turns, len(programs)):
+            began = time.perf_counter()
+            program.put(columns, version)
+            taken = time.perf_counter() - began
+            if version >= WARM_UP:
+                rates[name].append(PUT * ROLLOUTS / taken)
+    for program in programs.values():
+        program.close()
+    return rates
 
 
-def postgres_take(urls: dict[int, str]) -> bool:
-    rng = np.random.default_rng(0)
-    tables, times = {}, {}
-    for size, url in urls.items():
-        table = rc.Table(
-            f"groups {size}",
-            capacity=size,
-            sampler=rc.StalestFirst(),
-            partition_by=("task", "status"),
-            storage=rc.SqlStorage(url),
-        )
-        while len(table) < size:
-            put = min(1000, size - len(table))
-            fields = {"status": "done", "version": rng.integers(0, 100, put)}
-            task = rng.choice(["math", "code"], put).tolist()
-            columns = {"reward": rng.random(put * ROLLOUTS)}  # the payload is the same for both
-            table.insert(columns, rows_per_item=ROLLOUTS, task=task, **fields)
-        tables[size], times[size] = table, []
+# -- PostgreSQL ------------------------------------------------------------------------------------
+def _takes(urls: dict[int, str], repeats: int) -> dict[int, list[float]]:
+    import recollect as rc
+
+    filled = {size: _filled(url, size) for size, url in urls.items()}
+    seconds: dict[int, list[float]] = {size: [] for size in urls}
     where = (rc.field("task") == "math") & (rc.field("status") == "done")
-    for _ in range(REPEATS + 5):
-        for size, table in tables.items():
+    for repeat in range(repeats + WARM_UP):
+        for size, table in filled.items():
             began = time.perf_counter()
             lease = table.take(TAKE, where=where, lease=600).info.lease
-            times[size].append(time.perf_counter() - began)
+            taken = time.perf_counter() - began
             table.give_back(lease)
-    print(f"PostgreSQL: take of {TAKE} groups of a task, the stalest first")
-    medians = {size: statistics.median(taken[5:]) for size, taken in times.items()}
-    for size, taken in medians.items():
-        print(f"  among {size:7,}           {1000 * taken:9.2f} ms")
-        tables[size].close()
-    ratio = medians[LARGE] / medians[SMALL]
-    return verdict(ratio, ratio <= LONGER, f"times as long, must be at most {LONGER:g}")
+            if repeat >= WARM_UP:
+                seconds[size].append(taken)
+    for table in filled.values():
+        table.close()
+    return seconds
 
 
-def verdict(ratio: float, good: bool, words: str) -> bool:
-    print(f"  {ratio:.2f} {words}: {'good' if good else 'NOT MET'}")
-    return good
+def _filled(url: str, size: int) -> Any:
+    """A table of groups; their payload is small, because it is the same for both sizes."""
+    import psycopg
 
+    import recollect as rc
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--postgres", metavar="URL", help="an empty database of a running server")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        good = [sqlite_put(Path(folder))]
-    if given.postgres:
-        good.append(postgres_take({SMALL: given.postgres, LARGE: given.postgres}))
-    else:
-        from postgres_server import PostgresServer
-
-        server = PostgresServer()
-        try:
-            good.append(postgres_take({SMALL: server.schema(), LARGE: server.schema()}))
-        finally:
-            server.close()
-    return 0 if all(good) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    rng = np.random.default_rng(0)
+    table = rc.Table(
+        "groups",
+        capacity=size,
+        sampler=rc.StalestFirst(),
+        partition_by=("task", "status"),
+        storage=rc.SqlStorage(url),
+    )
+    for _ in range(size // SMALL):
+        table.insert(
+            {"reward": rng.random(SMALL * ROLLOUTS)},
+            rows_per_item=ROLLOUTS,
+            task=rng.choice(["math", "code"], SMALL).tolist(),
+            status="done",
+            version=rng.integers(0, 100, SMALL),
+        )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE recollect_items_1")
+    return table

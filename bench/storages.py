@@ -1,4 +1,4 @@
-"""How fast the storages are beside each other: `python bench/storages.py [--postgres URL]`.
+"""How fast the storages are beside each other: `python -m bench.storages [--postgres URL]`.
 
 Tables of 10,000 groups of 8 rows each; each line is a call that a trainer or a producer makes.
 The repeats of all storages are interleaved and the least is shown, because a machine is never
@@ -8,19 +8,14 @@ quiet; the factor beside it is how many times longer than in memory the call tak
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
-
-import recollect as rc  # noqa: E402
+import recollect as rc
 
 ITEMS, ROWS, AT_ONCE = 10_000, 8, 64
 IN_A_ROW = 4  # calls before the next storage has its turn, and the caches
@@ -122,6 +117,9 @@ def measure(storages: dict[str, Storage], repeats: int) -> dict[str, dict[str, f
                     getattr(table, call)()
                     if repeat:  # the first compiles, caches and makes indexes
                         seconds[call][name].append(time.perf_counter() - begin)
+    for measured in tables.values():
+        measured.table.close()
+        measured.replay.close()
     return {
         call: {name: min(times) for name, times in by_name.items()}
         for call, by_name in seconds.items()
@@ -138,17 +136,31 @@ def factor(ratio: float) -> str:
     return f"{float(f'{ratio:.2g}'):g}"
 
 
-def report(measured: dict[str, dict[str, float]]) -> str:
-    names = list(next(iter(measured.values())))
-    lines = [f"| call | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
-    for call, by_name in measured.items():
-        first = by_name[names[0]]
-        cells = [shown(by_name[names[0]])]
-        cells += [
-            f"{shown(by_name[name])} ({factor(by_name[name] / first)} ×)" for name in names[1:]
+def rows(measured: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """A header and a row for each call."""
+    first, *others = next(iter(measured.values()))
+    found = [
+        [
+            CALLS[call],
+            shown(by_name[first]),
+            *(f"{shown(by_name[n])} ({factor(by_name[n] / by_name[first])} ×)" for n in others),
         ]
-        lines.append(f"| {CALLS[call]} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        for call, by_name in measured.items()
+    ]
+    return ["call", first, *others], found
+
+
+def kinds(folder: str, postgres: str | None) -> dict[str, Storage]:
+    """How to make each storage; `postgres` is the address of an empty database, or None."""
+    storages: dict[str, Storage] = {
+        "memory": rc.MemoryStorage,
+        "frame": rc.FrameStorage,
+        "SQLite in memory": lambda: rc.SqlStorage("sqlite://"),
+        "SQLite file": lambda: rc.SqlStorage(f"sqlite:///{folder}/tables.db"),
+    }
+    if postgres is not None:
+        storages["PostgreSQL"] = lambda: rc.SqlStorage(postgres)
+    return storages
 
 
 def main() -> None:
@@ -157,15 +169,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        storages: dict[str, Storage] = {
-            "memory": rc.MemoryStorage,
-            "frame": rc.FrameStorage,
-            "SQLite in memory": lambda: rc.SqlStorage("sqlite://"),
-            "SQLite file": lambda: rc.SqlStorage(f"sqlite:///{folder}/tables.db"),
-        }
-        if options.postgres:
-            storages["PostgreSQL"] = lambda: rc.SqlStorage(options.postgres)
-        print(report(measure(storages, options.repeats)))
+        header, found = rows(measure(kinds(folder, options.postgres), options.repeats))
+    for line in (header, ["---", *["---:"] * (len(header) - 1)], *found):
+        print(f"| {' | '.join(line)} |")
 
 
 if __name__ == "__main__":

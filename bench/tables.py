@@ -13,6 +13,7 @@ from bench.figures import NOTHING
 from bench.harness import FLOOR, OURS, Implementation, Outcome, Outcomes
 from bench.journal import Cost
 from bench.packing import GROUP, MOST, MOST_SECONDS, RANKS, ROLLOUTS, Packing
+from bench.production import BATCH, FLYING, MOST_DRAIN, SIZES, TOKENS, Production
 from bench.startup import Startup
 from bench.workloads import growth, w4_memory
 from bench.workloads.base import Against, Floor, Operation, Workload
@@ -234,6 +235,9 @@ def checkpoints(found: dict[str, list[Saved]]) -> list[Table]:
             row.append(f"under {1000 * MOST_PAUSE:.0f} ms" if judged else NOTHING)
             row.append(figures.limit(seconds, MOST_PAUSE) if judged else NOTHING)
             table.rows.append(row)
+        for what, times in ours.floor.items():
+            row = [f"as many bytes: {what}", figures.seconds(times), NOTHING, NOTHING, NOTHING]
+            table.rows.append(row)
         table.rows += [
             [one.name, one.error, NOTHING, NOTHING, NOTHING] for one in implementations if one.error
         ]
@@ -269,6 +273,12 @@ def journaling(cost: Cost) -> Table:
             figures.verdict(cost.reached, LEAST_OF_DISK),
         ],
     ]
+    for name, speeds in cost.parts.items():
+        table.rows.append([f"alone: {name}", figures.rate(speeds), NOTHING, NOTHING, NOTHING])
+    for name, calls in cost.small.items():
+        alone = cost.small_alone[name]
+        share = f"{figures.ratio(calls, alone)} of those without"
+        table.rows.append([f"{name}, calls/s", figures.rate(calls), share, NOTHING, NOTHING])
     return table
 
 
@@ -315,6 +325,38 @@ def packing(found: Packing) -> Table:
     table.notes.append(
         f"groups of {GROUP}; packs of at most {MOST} tokens, {found.efficiency:.1%} of it used; "
         "both make the same arrays, which is checked"
+    )
+    return table
+
+
+def production(found: Production) -> Table:
+    """What production costs, beside a queue that does nothing but queue."""
+    title = "Production: generations that take no time, from prompt to confirmed batch"
+    table = Table(title, ["groups/s", "Recollect", "asyncio queue", "ratio", "must", "verdict"])
+    for size, least in SIZES.items():
+        ours, queue = found.ours[size], found.queue[size]
+        table.rows.append(
+            [
+                f"groups of {size}",
+                figures.rate(ours),
+                figures.rate(queue),
+                figures.ratio(ours, queue),
+                f"at least {least:,}",
+                figures.verdict(statistics.median(ours), least),
+            ]
+        )
+    table.rows.append(
+        [
+            f"pause, {FLYING} in flight",
+            figures.seconds(found.pause),
+            *[NOTHING] * 2,
+            f"under {MOST_DRAIN * 1e3:g} ms",
+            figures.limit(statistics.median(found.pause), MOST_DRAIN),
+        ]
+    )
+    table.notes.append(
+        f"batches of {BATCH} groups, responses of {TOKENS} tokens; the queue keeps no counts, "
+        "knows no staleness and cannot be paused; a pause is timed from when the last one finishes"
     )
     return table
 

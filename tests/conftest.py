@@ -1,12 +1,13 @@
 """Fails a run in which a test was skipped, where nothing may be skipped (`make test`).
 
-Also what several tests share: a PostgreSQL server.
+Also what several tests share: a PostgreSQL server, a browser.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from postgres_server import PostgresServer
@@ -53,3 +54,11 @@ def postgres() -> Iterator[PostgresServer]:
     server = PostgresServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from browser import launched  # here, because most tests do without Playwright
+
+    with launched() as opened:
+        yield opened

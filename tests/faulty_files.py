@@ -107,6 +107,9 @@ class FaultyFile(LocalFile):
             raise OSError(errno.EIO, "a write stops half-way")
         super()._put(view)
 
+    def _put_all(self, views: list[memoryview], direct: bool) -> None:
+        self._put(memoryview(b"".join(views)))
+
     def sync(self) -> None:
         """Counted, and no more: what a disk has, a test cannot see."""
         self._put_held()

@@ -24,6 +24,8 @@ FAST = {  # nothing here must survive the machine
     "shared_buffers": "64MB",
 }
 
+GUEST = "guest"  # the one user who must say a password, where a test makes this user
+
 
 def program(name: str) -> str:
     """Where a program of PostgreSQL is: on the path, or where Debian puts it."""
@@ -31,6 +33,11 @@ def program(name: str) -> str:
     found = str(debian[-1]) if debian else shutil.which(name)
     assert found is not None, f"{name} is not installed: apt-get install postgresql"
     return found
+
+
+def plain_driver(url: str) -> str:
+    """An address as SQLAlchemy takes it, for tests that look into a database themselves."""
+    return url.replace("postgresql:", "postgresql+psycopg:")
 
 
 class PostgresServer:
@@ -48,6 +55,8 @@ class PostgresServer:
         with (self._data / "postgresql.conf").open("a") as file:
             file.write(f"unix_socket_directories = '{self.folder}'\n")
             file.writelines(f"{name} = '{value}'\n" for name, value in FAST.items())
+        access = self._data / "pg_hba.conf"
+        access.write_text(f"local all {GUEST} scram-sha-256\n{access.read_text()}")
         self.start()
 
     def _run(self, name: str, *arguments: str) -> None:
@@ -63,6 +72,12 @@ class PostgresServer:
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "-w", "-s", "-m", mode, "stop")
 
+    def execute(self, statement: str) -> None:
+        """Run a statement as the one who may do everything."""
+        engine = sa.create_engine(plain_driver(self.url), poolclass=sa.NullPool)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+
     @property
     def url(self) -> str:
         return f"postgresql://recollect@/postgres?host={self.folder}"
@@ -70,11 +85,7 @@ class PostgresServer:
     def schema(self) -> str:
         """The address of a new and empty schema."""
         name = f"case{next(self._numbers)}"
-        engine = sa.create_engine(
-            self.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-        )
-        with engine.begin() as connection:
-            connection.execute(sa.schema.CreateSchema(name))
+        self.execute(f"CREATE SCHEMA {name}")
         return f"{self.url}&options=-csearch_path%3D{name}"
 
     def close(self) -> None:

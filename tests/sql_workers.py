@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,17 @@ PUT, TAKEN = 4, 3  # items in one call
 LEASE = 0.4
 
 
-def table(url: str, name: str = "jobs") -> rc.Table:
-    return rc.Table(name, capacity=100_000, sampler=rc.Fifo(), storage=rc.SqlStorage(url))
+def table(url: str, name: str = "jobs", clock: Any = None) -> rc.Table:
+    storage = rc.SqlStorage(url)
+    return rc.Table(name, capacity=100_000, sampler=rc.Fifo(), storage=storage, clock=clock)
 
 
 class Log:
-    """What a worker did, also if it is killed in the middle of a line."""
+    """What a worker did. One that was killed in the middle of a line never said it."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
     def say(self, *words: Any) -> None:
         self._file.write((" ".join(map(str, words)) + "\n").encode())
@@ -92,11 +96,17 @@ class Crew:
         self.workers[number] = int(self._nursery.stdout.readline())
 
     def kill(self, number: int) -> None:
+        """Kill a worker, and return when it has gone: its successor writes the same log."""
+        process = self.workers.pop(number)
         try:
-            os.kill(self.workers.pop(number), signal.SIGKILL)
+            os.kill(process, signal.SIGKILL)
         except ProcessLookupError:
             log = read_log(self.folder / f"worker-{number}.log")
-            raise AssertionError(f"worker {number} ended by itself: {log[-1]}") from None
+            raise AssertionError(f"worker {number} ended by itself: {' '.join(log[-1])}") from None
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(process, 0)
+                time.sleep(0.001)
 
     def close(self) -> None:
         for number in list(self.workers):
@@ -113,6 +123,15 @@ class Crew:
 
     def logs(self) -> list[list[list[str]]]:
         return [read_log(path) for path in sorted(self.folder.glob("worker-*.log"))]
+
+    def story(self, x: int) -> str:
+        """All that was written down about an item, for the message of a test that failed."""
+        worker, place = divmod(x, 1_000_000)
+        told = [f"worker {worker} put {x} as its {place // PUT}"]
+        for number, log in enumerate(self.logs()):
+            mentioned = {line[1] for line in log if any(w.startswith(f"{x}:") for w in line)}
+            told += [f"worker {number}: {' '.join(line)}" for line in log if line[1] in mentioned]
+        return "\n".join(told)
 
 
 def nurse(url: str, folder: Path, run: Callable[[str, Path, int], None]) -> None:

@@ -46,7 +46,7 @@ def test_inspect_tells_what_is_inside(saved: Any, capsys: pytest.CaptureFixture[
     assert main(["inspect", str(path)]) == 0
     told = capsys.readouterr().out
     for words in (
-        "store, step 7, format 1", "table 'train'", "3 with 6 rows", "code 1, math 2", "done 3",
+        "store, step 7, format 2", "table 'train'", "3 with 6 rows", "code 1, math 2", "done 3",
         "3 to 5", "left out  x", "model.pt", "x float64[2], text str", "3 inserts",
     ):  # fmt: skip
         assert words in told

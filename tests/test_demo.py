@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -16,7 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from playwright.sync_api import Browser
 
+from recollect.demo import rollouts
 from recollect.demo.life import Kill, Life
 from recollect.demo.policy import (
     DIGITS,
@@ -29,6 +33,7 @@ from recollect.demo.policy import (
     prompt,
     reward_of,
 )
+from recollect.demo.report import write
 from recollect.demo.run import told
 from recollect.demo.watching import curve_of
 
@@ -192,3 +197,48 @@ def test_rewards(task: int) -> None:
             assert reward_of(task, a, b, right) == 1.0
             assert reward_of(task, a, b, [right[0]] * 3) == 0.5
             assert reward_of(task, a, b, [END]) == 0.0
+
+
+# -- the report in a browser ----------------------------------------------------------------------
+def test_the_report_opens_in_a_browser_with_its_plots(tmp_path: Path, browser: Browser) -> None:
+    page, said = browser.new_page(viewport={"width": 1280, "height": 900}), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("requestfailed", lambda request: said.append(request.url))
+    path = tmp_path / "report.html"
+    kind = rollouts
+    write(path, kind.TITLE, kind.NOUN, kind.HISTOGRAM, lived(), "What <happened>.", ["Try it."])
+    page.goto(path.as_uri())
+    assert page.locator("figure svg").count() == 4
+    for plot in page.locator("figure svg").all():
+        box = plot.bounding_box()
+        assert box is not None
+        assert box["width"] > 200
+        assert box["height"] > 80
+        shot = np.asarray(Image.open(io.BytesIO(plot.screenshot())).convert("RGB"))
+        blue = (np.abs(shot.astype(int) - [0x1F, 0x6F, 0xEB]).sum(axis=2) < 30).mean()
+        assert blue > 0.001, "the first curve, or the bars, are blue"
+    assert page.get_by_text("What <happened>.").is_visible()
+    assert page.locator("tr").count() == 3  # a head and two tasks
+    assert said == []
+
+
+def lived() -> Life:
+    """A run of which everything is known."""
+    life = Life(began=0.0)
+    for at in range(20):
+        look = {
+            "stored": 10 * at, "capacity": 256, "nbytes": 1, "counts": [],
+            "histogram": {"0": 3, "2": at}, "solved": {"sum": at / 20, "larger": at / 40},
+        }  # fmt: skip
+        life.hear(json.dumps({"kind": "look", "at": at, **look}))
+        for task, reward in (("sum", at / 20), ("larger", 0.2)):
+            put = {"task": task, "reward": reward, "tokens": 3, "count": 1}
+            life.hear(json.dumps({"kind": "put", "at": at, **put}))
+    accounts = {
+        task: {"put": 20, "stored": 5, "leased": 0, "left": {"trained": 15}}
+        for task in ("sum", "larger")
+    }
+    life.hear(json.dumps({"kind": "ended", "at": 20, "solved": {}, "accounts": accounts}))
+    life.kills.append(killed(10, put=10, stored=10))
+    return life

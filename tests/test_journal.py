@@ -221,7 +221,7 @@ def test_what_comes_faster_than_it_is_written_becomes_several_records(
 
     def insert_more() -> None:  # while a record is made, something else happens
         plain()
-        if writer._disk is None or threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
             for number in more:
                 table.insert({"x": [number]})
                 break

@@ -116,8 +116,8 @@ def test_a_manifest_from_the_future_says_what_to_do(folder: Path, tmp_path: Path
     latest = copied(folder, tmp_path / "c")
     manifest = read_manifest(latest)
     manifest.pop("xxh3")
-    (latest / MANIFEST).write_bytes(to_bytes({**manifest, "format": 2, "new": {"things": 1}}))
-    with pytest.raises(rc.SnapshotError, match=r"format 2 .* update Recollect"):
+    (latest / MANIFEST).write_bytes(to_bytes({**manifest, "format": 3, "new": {"things": 1}}))
+    with pytest.raises(rc.SnapshotError, match=r"format 3 .* update Recollect"):
         made().load(latest)
     refused(latest, MANIFEST)
 

@@ -127,6 +127,21 @@ def test_a_failed_save_leaves_nothing_behind(target: str, tmp_path: Path) -> Non
     assert number > 15
 
 
+def test_a_save_after_one_that_failed_writes_only_what_changed(tmp_path: Path) -> None:
+    table = made()
+    fill(table, 20, 1)
+    first = save_snapshot(tmp_path / "a", {"t": table}, files=Faulty())
+    table.update(sorted(table.counts("key"))[:1], priority=5.0)
+    for number in (3, 6, 9):
+        with pytest.raises(rc.SnapshotError):
+            save_snapshot(tmp_path / "b", {"t": table}, files=Faulty(number, "full"))
+    saved = save_snapshot(tmp_path / "b", {"t": table}, files=Faulty())
+    rows = {path.name for path in (tmp_path / "b").glob("t.rows-*")}
+    assert rows == {path.name for path in (tmp_path / "a").glob("t.rows-*")}
+    assert saved.bytes_written < first.bytes_written
+    assert loaded(tmp_path / "b") == contents(table)
+
+
 def test_a_full_disk_is_said_and_the_table_goes_on(tmp_path: Path) -> None:
     table = made()
     fill(table, 20, 1)

@@ -96,6 +96,32 @@ def test_updates_write_the_field_and_not_the_rows(tmp_path: Path) -> None:
     assert all_of(loaded(tmp_path / "b", sampler=rc.Prioritized())) == all_of(table)
 
 
+def test_single_values_are_patched_and_patches_do_not_pile_up(tmp_path: Path) -> None:
+    table = grown(50_000, sampler=rc.Prioritized())
+    store = rc.Store([table])
+    first = store.save(tmp_path / "0")
+    keys = np.sort(np.array(list(table.counts("key")), np.uint64))
+    rng = np.random.default_rng(0)
+    for number in range(1, 9):
+        table.update(rng.choice(keys, 40, replace=False), priority=rng.random(40) + 0.1)
+        if number == 4:  # goes on from what was loaded
+            table = loaded(tmp_path / "3", sampler=rc.Prioritized(), capacity=50_000)
+            store = rc.Store([table])
+        saved = store.save(tmp_path / f"{number}")
+        assert saved.bytes_written < 0.004 * first.bytes_written
+        entry = json.loads((tmp_path / f"{number}" / "manifest.json").read_text())["tables"]["t"]
+        assert all(segment["changed"] == {} for segment in entry["segments"])
+        changed = number if number < 4 else number - 1
+        assert entry["patches"]["priority"]["places"][3] <= 40 * changed
+        other = loaded(tmp_path / f"{number}", sampler=rc.Prioritized())
+        assert (other.get(keys).info.priority == table.get(keys).info.priority).all()
+    table.update(keys, priority=2.0)
+    store.save(tmp_path / "all")
+    entry = json.loads((tmp_path / "all" / "manifest.json").read_text())["tables"]["t"]
+    assert "priority" not in entry["patches"]
+    assert (loaded(tmp_path / "all").get(keys).info.priority == 2.0).all()
+
+
 def test_segments_are_links_and_folders_do_not_need_each_other(tmp_path: Path) -> None:
     import shutil
 
@@ -157,6 +183,8 @@ def test_chains_of_saves_and_loads_are_exact(
     for module in ("arrays", "writing"):
         monkeypatch.setattr(f"recollect.durability.{module}.BLOCK", 8)
     monkeypatch.setattr("recollect.durability.writing.BATCH", 1000)
+    # values are patched always, seldom, or where it is worth it
+    monkeypatch.setattr("recollect.durability.writing.SPARSE", [0, 8, 2][seed])
     sampler = [rc.Prioritized, rc.Uniform, rc.Lifo][seed]()
     remover = [rc.Uniform, rc.Smallest, rc.Fifo][seed](*["priority"] * (seed == 1))
     signature = {

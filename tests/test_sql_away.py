@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer
+from postgres_server import PostgresServer, plain_driver
 
 import recollect as rc
+from recollect.storage.sql import dialects
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +35,10 @@ def opened(url: str, **options: Any) -> rc.Table:
 
 def end_connections(server: PostgresServer) -> None:
     """End every connection to the server, as a restart does; tables notice with their next call."""
-    engine = sa.create_engine(
-        server.url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND backend_type = 'client backend'"
     )
-    with engine.connect() as connection:
-        connection.exec_driver_sql(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
-            "AND backend_type = 'client backend'"
-        )
 
 
 def test_a_server_that_is_away_is_a_clear_error_and_a_restart_is_none(
@@ -160,6 +157,29 @@ def test_a_sqlite_file_that_another_process_holds_is_waited_for(tmp_path: Path) 
     freed.join()
     other.close()
     table.close()
+
+
+def test_a_deadlock_at_the_beginning_is_begun_again(server: PostgresServer) -> None:
+    """Whoever is undone by PostgreSQL before anything has happened does not hear of it."""
+    url = server.schema()
+    opened(url).close()
+    made: list[rc.Table] = []
+    needs_an_index = threading.Thread(
+        target=lambda: made.append(opened(url, sampler=rc.Largest("priority")))
+    )
+    engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
+    with engine.begin() as other, engine.connect() as looking:
+        other.exec_driver_sql("SET deadlock_timeout = '60s'")  # so that it is not the one undone
+        other.exec_driver_sql("LOCK TABLE recollect_items_1 IN ROW EXCLUSIVE MODE")
+        needs_an_index.start()
+        while not looking.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
+            time.sleep(0.01)
+        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({dialects.DEFINING})")
+    needs_an_index.join(60)
+    assert "deadlock detected" in (server.folder / "log").read_text()
+    made[0].insert({"x": [1, 2]}, priority=[1.0, 2.0])
+    assert made[0].take(1)["x"].tolist() == [2]
+    made[0].close()
 
 
 def test_threads_share_a_table(postgres: PostgresServer) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer
+from postgres_server import plain_driver
 
 import recollect as rc
 from recollect.storage.sql import dialects, tables
@@ -122,9 +123,7 @@ def test_a_tag_may_have_any_name(url: str, name: str) -> None:
 
 def test_another_version_of_the_tables_is_refused(url: str) -> None:
     opened(url).close()
-    engine = sa.create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-    )
+    engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.execute(sa.update(tables.meta).values(version=tables.VERSION + 1))
     with pytest.raises(rc.StorageError, match="version 2, and this Recollect works with version 1"):
@@ -137,6 +136,77 @@ def test_a_configuration_names_its_database(url: str) -> None:
         table.insert({"x": [1]})
     with rc.Table.from_config(config) as table:
         assert len(table) == 1
+
+
+# -- what is in it --------------------------------------------------------------------------------
+def test_fields_and_tags_are_typed_columns_with_an_index_each(url: str) -> None:
+    tags = {"score": float, "level": int, "hard": bool, "kind": str}
+    with opened(url, tags=tags) as table:
+        table.insert(
+            {"x": [1]}, task="t", status="s", version=1, score=0.5, level=2, hard=True, kind="k"
+        )
+    look = sa.inspect(sa.create_engine(plain_driver(url), poolclass=sa.NullPool))
+    found = {column["name"]: column["type"] for column in look.get_columns("recollect_items_1")}
+    expected = {
+        "task": sa.Text, "status": sa.Text, "version": sa.Integer, "priority": sa.Float,
+        "tag_score": sa.Float, "tag_level": sa.Integer, "tag_hard": sa.Boolean, "tag_kind": sa.Text,
+        "payload": sa.LargeBinary,
+    }  # fmt: skip
+    for name, kind in expected.items():
+        assert isinstance(found[name], kind), name
+    indexes = [str(one) for one in look.get_indexes("recollect_items_1")]
+    for name in ("task", "status", "version", *(f"tag_{tag}" for tag in tags)):
+        assert any(name in one for one in indexes), name
+
+
+def test_payload_is_arrow(tmp_path: Path) -> None:
+    """What somebody reads who has Arrow and a database, and no Recollect."""
+    with opened(f"sqlite:///{tmp_path}/t.db") as table:
+        table.insert({"x": [1, 2, 3], "text": ["a", "b", "c"]}, rows_per_item=3)
+    file = sqlite3.connect(tmp_path / "t.db")
+    (payload,) = file.execute("SELECT payload FROM recollect_items_1").fetchone()
+    file.close()
+    schema = pa.schema([("x", pa.int64()), ("text", pa.large_utf8())])
+    rows = pa.ipc.read_record_batch(pa.py_buffer(payload), schema).to_pydict()
+    assert rows == {"x": [1, 2, 3], "text": ["a", "b", "c"]}
+
+
+def test_a_query_becomes_a_where_with_bound_values(url: str, statements: list[str]) -> None:
+    with opened(url, tags={"score": float}) as table:
+        table.insert({"x": [1, 2]}, score=[0.5, 0.9], task="'; DROP TABLE recollect_tables; --")
+        statements.clear()
+        assert table.take(1, where=rc.parse("score > 0.8 and task != 'x'"))["x"].tolist() == [2]
+        chosen = [one for one in statements if "ORDER BY" in one]
+        assert len(chosen) == 1
+        assert "tag_score >" in chosen[0]
+        assert "0.8" not in chosen[0]
+        assert ("SKIP LOCKED" in chosen[0]) == url.startswith("postgresql")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["task = 'a'; DROP TABLE recollect_tables", "task = 'a' -- ", "1 = 1 or task = 'a'", "a' or '"],
+)
+def test_a_text_that_is_no_query_is_refused(text: str) -> None:
+    with pytest.raises(rc.QueryError):
+        opened("sqlite://").count(rc.parse(text))
+
+
+def test_columns_of_any_name_are_data(url: str) -> None:
+    """Names of columns are in the payload, and in a text beside it."""
+    names = [text for text in HOSTILE if text and "." not in text and "\ud800" not in text]
+    with opened(url) as table:
+        table.insert({name: [place] for place, name in enumerate(names)})
+    with opened(url) as table:
+        batch = table.take(1)
+        assert [batch[name].tolist() for name in names] == [[p] for p in range(len(names))]
+
+
+def test_sqlite_writes_ahead(tmp_path: Path) -> None:
+    with opened(f"sqlite:///{tmp_path}/t.db"):
+        file = sqlite3.connect(tmp_path / "t.db")
+        assert file.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        file.close()
 
 
 # -- what is wrong -------------------------------------------------------------------------------
@@ -156,13 +226,6 @@ def test_one_storage_serves_one_table() -> None:
 def test_a_wrong_address_says_what_is_expected(wrong: Any) -> None:
     with pytest.raises(rc.InvalidValue, match="url: expected"):
         rc.SqlStorage(wrong)
-
-
-def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.db"
-    path.write_bytes(b"this is text and no database" * 100)
-    with pytest.raises(rc.StorageError, match="not a database"):
-        opened(f"sqlite:///{path}")
 
 
 def test_a_password_is_not_shown(tmp_path: Path) -> None:
@@ -242,84 +305,6 @@ def test_eviction_of_many_is_a_few_statements(url: str, statements: list[str]) -
     table.close()
 
 
-def plan(table: rc.Table, n: int, where: Any = None) -> str:
-    """How the database executes a take, in its own words."""
-    explained: list[str] = []
-
-    def explain(c: Any, cursor: Any, statement: str, parameters: Any, _x: Any, _m: bool) -> None:
-        if "LIMIT" in statement and "ORDER BY" in statement:
-            how = "EXPLAIN QUERY PLAN" if c.dialect.name == "sqlite" else "EXPLAIN"
-            rows = c.connection.driver_connection.cursor().execute(f"{how} {statement}", parameters)
-            explained.append("\n".join(str(row[-1]) for row in rows))
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", explain)
-    try:
-        table.give_back(table.take(n, where=where, lease=60).info.lease)
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", explain)
-    return explained[0]
-
-
-@pytest.fixture(scope="module")
-def big(postgres: PostgresServer) -> str:
-    """A table of 100,000 items: 1,000, and 99 copies of each with keys of their own."""
-    url = postgres.schema()
-    with opened_big(url, ()) as table:
-        rng = np.random.default_rng(0)
-        table.insert(
-            {"x": np.arange(1000)},
-            version=rng.integers(0, 50, 1000),
-            score=rng.random(1000),
-            task=rng.choice(["math", "code"], 1000).tolist(),
-            status="done",
-        )
-    engine = sa.create_engine(
-        url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-    )
-    with engine.begin() as connection:
-        names = sa.inspect(connection).get_columns("recollect_items_1")
-        columns = [column["name"] for column in names if column["name"] != "key"]
-        listed = ", ".join(f'"{name}"' for name in columns)
-        connection.exec_driver_sql(
-            f"INSERT INTO recollect_items_1 (key, {listed}) SELECT key + 1000 * copy, {listed} "
-            "FROM recollect_items_1, generate_series(1, 99) AS copies (copy)"
-        )
-        connection.exec_driver_sql(
-            "UPDATE recollect_tables SET items = 100000, counter = 100000, inserts = 100000"
-        )
-    return url
-
-
-def opened_big(url: str, by: tuple[str, ...], **options: Any) -> rc.Table:
-    tags = {"score": float}
-    return opened(url, "big", capacity=200_000, partition_by=by, tags=tags, **options)
-
-
-@pytest.mark.parametrize(
-    "sampler",
-    [rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.FreshestFirst(), rc.Largest("score")],
-    ids=str,
-)
-def test_an_ordered_take_walks_an_index(big: str, sampler: rc.Selector) -> None:
-    """Of 64 among 100,000: no sort, and no scan of the table."""
-    for by, where in ((), None), (("task", "status"), {"task": "math", "status": "done"}):
-        with opened_big(big, by, sampler=sampler) as table:
-            said = plan(table, 64, where)
-            assert "Index Scan" in said
-            assert "Sort" not in said
-            assert "Seq Scan" not in said
-            assert table.take(64, where=where).num_items == 64
-
-
-def test_an_ordered_take_walks_an_index_of_sqlite(tmp_path: Path) -> None:
-    for sampler in (rc.Fifo(), rc.Lifo(), rc.StalestFirst(), rc.Largest("priority")):
-        with opened(f"sqlite:///{tmp_path}/{sampler}.db", sampler=sampler, capacity=9000) as table:
-            table.insert({"x": np.arange(5000)}, version=np.arange(5000) % 7)
-            said = plan(table, 64)
-            assert "USING INDEX" in said or "USING INTEGER PRIMARY KEY" in said or "SCAN" in said
-            assert "TEMP B-TREE" not in said, sampler
-
-
 # -- details ---------------------------------------------------------------------------------------
 def test_a_follower_is_told_after_the_commit(tmp_path: Path) -> None:
     table = opened(f"sqlite:///{tmp_path}/t.db")
@@ -383,9 +368,7 @@ def test_a_call_that_is_interrupted_has_not_happened(monkeypatch: pytest.MonkeyP
 def test_a_table_that_was_dropped_says_so(url: str) -> None:
     with opened(url) as table:
         table.insert({"x": [1]})
-        engine = sa.create_engine(
-            url.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-        )
+        engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
         with engine.begin() as connection:
             connection.execute(sa.delete(tables.tables))
         with pytest.raises(rc.StorageError, match="removed from its database"):

@@ -252,7 +252,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456
 
 
 def _from_source(make: type[Made], source: Source) -> Made:
-    data = _load(source) if isinstance(source, str | os.PathLike) else source
+    data = load_mapping(source) if isinstance(source, str | os.PathLike) else source
     try:
         return _make(make, _read(Mapping[str, Any], data, ""), "")
     except RecursionError as error:
@@ -263,7 +263,8 @@ def _from_source(make: type[Made], source: Source) -> Made:
         raise
 
 
-def _load(file: str | os.PathLike[str]) -> Any:
+def load_mapping(file: str | os.PathLike[str]) -> Mapping[str, Any]:
+    """Read a YAML file of plain data."""
     try:
         with open(file, "rb") as stream:
             data = yaml.load(stream, _Loader)  # a SafeLoader: it makes no objects

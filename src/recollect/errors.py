@@ -77,3 +77,15 @@ class StorageUnavailable(StorageError, ConnectionError):
 
 class LeaseExpired(RecollectError):
     """The lease is unknown, was settled before, or its deadline has passed."""
+
+
+class OutOfPrompts(RecollectError):
+    """A source of prompts has none left: its epochs are over."""
+
+
+class ProductionError(RecollectError):
+    """Production cannot go on, or not from its state; the message says what it is in."""
+
+
+class GenerationError(RecollectError):
+    """A generator cannot work at all: a server that refuses, or gives no tokens to train on."""

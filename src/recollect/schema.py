@@ -351,6 +351,22 @@ class Schema:
         return ", ".join(listed) or "none"
 
 
+def row_payload(schema: Schema, rows: Rows) -> NDArray[np.int64]:
+    """Bytes of payload of each row: an absent cell has none."""
+    total = np.zeros(rows.count, np.int64)
+    for place, column in enumerate(schema.columns.values()):
+        cells = rows.columns[place]
+        present = None if rows.present is None else rows.present[place]
+        if isinstance(cells, Ragged):
+            sizes: Any = cells.lengths * column.size
+        elif cells is not None:
+            sizes = np.int64(column.size)
+        else:
+            continue
+        total += sizes if present is None else np.where(present, sizes, 0)
+    return total
+
+
 def _flat(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(given, Columns):
         return dict(given.columns)

@@ -78,6 +78,7 @@ Result = TypeVar("Result")
 
 LARGEST_CAPACITY = 1 << 40  # keys count to 2 ** 44, and slots are numbered in 32 bits or more
 REMEMBERED_QUERIES = 256
+VERBS = [name for name in vars(Storage) if not name.startswith("_")]
 
 
 @dataclass(slots=True)
@@ -1303,11 +1304,16 @@ def _checked_storage(storage: Any) -> Storage:
         from recollect.storage.memory import MemoryStorage
 
         return MemoryStorage()
-    if not all(
-        callable(getattr(storage, verb, None)) for verb in ("open", "transaction", "insert")
-    ):
+    has = {*dir(storage), *dir(type(storage))}
+    missing = [verb for verb in VERBS if verb not in has]
+    if isinstance(storage, type) or has.isdisjoint(("open", "transaction", "insert")):
         raise InvalidValue(
             f"storage: expected one such as rc.MemoryStorage(), got {shown(storage)}"
+        )
+    if missing:
+        raise InvalidValue(
+            f"storage: {type(storage).__name__} lacks {', '.join(missing)}; "
+            "recollect.storage.base.Storage says what one must have"
         )
     made: Storage = storage
     return made

@@ -13,7 +13,7 @@ import pytest
 
 import recollect as rc
 from recollect.selectors import Selector
-from recollect.storage.base import Where
+from recollect.storage.base import Storage, Where
 from recollect.testing import StorageConformance
 
 
@@ -100,6 +100,37 @@ def test_a_failure_in_a_random_life_tells_its_seed_and_the_calls(tmp_path: Path)
     assert "seed 5" in notes
     assert "Table({" in notes
     assert "insert " in notes
+
+
+def test_storages_and_rules_inherit_nothing_from_each_other() -> None:
+    """Any rule works on any storage because neither is a kind of the other."""
+    storages = {rc.MemoryStorage, rc.FrameStorage, rc.SqlStorage}
+    for storage in storages:
+        assert storage.__bases__ == (object,)
+    for name in rc.__all__:
+        public = getattr(rc, name)
+        if isinstance(public, type) and public not in storages:
+            assert not storages.intersection(public.__mro__), name
+
+
+def test_a_storage_that_lacks_a_verb_is_told_which() -> None:
+    class Half:
+        def open(self, layout: Any) -> None: ...
+        def insert(self, new: Any) -> Any: ...
+
+    with pytest.raises(
+        rc.InvalidValue, match=r"storage: Half lacks set_schema, transaction, .*take"
+    ):
+        rc.Table("t", capacity=1, storage=Half())  # type: ignore[arg-type]
+    with pytest.raises(rc.InvalidValue, match=r"expected one such as rc\.MemoryStorage"):
+        rc.Table("t", capacity=1, storage="sqlite://")  # type: ignore[arg-type]
+
+
+def test_the_page_about_own_storages_names_every_verb() -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/own-storage.md").read_text()
+    verbs = [name for name in vars(Storage) if not name.startswith("_")]
+    assert len(verbs) > 20
+    assert not [verb for verb in verbs if f"`{verb}" not in page]
 
 
 THEIRS = """

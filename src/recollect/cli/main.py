@@ -12,7 +12,7 @@ from recollect.cli.showing import add_examples
 from recollect.errors import InvalidValue, RecollectError
 
 COMMANDS = (  # files in this folder, in the order of the help
-    "inspect", "verify", "export", "diff", "reshard", "sql", "demo", "completion",
+    "inspect", "verify", "export", "diff", "reshard", "simulate", "sql", "demo", "completion",
 )  # fmt: skip
 WRONG_USE, FAILED = 2, 1
 

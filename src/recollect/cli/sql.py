@@ -1,7 +1,7 @@
 """`recollect sql init URL`: make the tables of Recollect in a database.
 
-Tables make what they need by themselves. This is for databases in which only some users may
-create tables, and to see whether an address works.
+Tables make what they need by themselves. This shows whether an address works and whether its user
+may create tables, before a run begins.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 from typing import Any
 
 from recollect.cli.showing import add_examples
-from recollect.optional import optional
 
 
 def add(commands: Any) -> None:
@@ -28,7 +27,6 @@ def add(commands: Any) -> None:
 
 
 def run_init(given: argparse.Namespace) -> int:
-    optional("sqlalchemy", "sql")
     from recollect.storage.sql.database import Database
     from recollect.storage.sql.tables import VERSION, prepare
 

@@ -67,7 +67,7 @@ def _frame(x: str, y: str, end: float | None, top: float) -> str:
         f'<text x="12" y="{base / 2}" text-anchor="middle" '
         f'transform="rotate(-90 12 {base / 2})">{escape(y)}</text>',
         f'<text x="{LEFT - 6}" y="{base}" text-anchor="end">0</text>',
-        f'<text x="{LEFT - 6}" y="{TOP + 9}" text-anchor="end">{top:g}</text>',
+        f'<text x="{LEFT - 6}" y="{TOP + 9}" text-anchor="end">{top:.3g}</text>',
     ]
     if end is not None:
         parts.append(

@@ -40,6 +40,9 @@ def write(
         name: [(look["at"], look["solved"][name]) for look in life.looks]
         for name in life.now.get("solved", {})
     }
+    rewards = {
+        name: life.rewards[name] for name in (*solved, *life.rewards) if name in life.rewards
+    }
     stored = {"stored": [(look["at"], float(look["stored"])) for look in life.looks]}
     capacity = float(life.now.get("capacity") or 1)
     mean: dict[str, float] = {}
@@ -50,7 +53,7 @@ def write(
     figures = [
         ("Problems solved", lines(solved, x="seconds", y="share", top=1.0, marks=marks)),
         ("Mean reward of what was generated",
-         lines(life.rewards, x="seconds", y="reward", top=1.0, marks=marks)),
+         lines(rewards, x="seconds", y="reward", top=1.0, marks=marks)),
         (f"{noun.capitalize()} in the buffer",
          lines(stored, x="seconds", y=noun, top=capacity, marks=marks)),
         (f"{histogram.capitalize()}, on average", bars(mean, x=histogram, y=noun)),

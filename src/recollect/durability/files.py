@@ -9,21 +9,30 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import shutil
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import xxhash
 
+from recollect.durability.direct import WORTH_IT, Direct
+
 Path = str | os.PathLike[str]
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
 NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
+AT_ONCE = 1024  # pieces of one write; systems take no more
 HELD = 256 << 10  # bytes that are held back at most
+SYNC_FILE_RANGE_WRITE = 2
+SYNCERS = 4  # threads that sync, and
+MOST_OPEN = 96  # files that may wait for them
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM)
 
 
@@ -39,11 +48,25 @@ class Written(Protocol):
 
     def write(self, data: Any) -> int: ...
 
+    def expect(self, size: int) -> None:
+        """So many bytes come next: room for them may be had at once."""
+        ...
+
+    def begin_sync(self) -> None:
+        """Let the disk begin with what was written; `sync` then takes less."""
+        ...
+
     def sync(self) -> None:
         """Return when everything written is on the disk."""
         ...
 
     def close(self) -> None: ...
+
+
+@functools.cache
+def _system(name: str) -> Any:
+    """A call of the C library, which Python does not have; None where the system has none."""
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 
 class LocalFile:
@@ -58,6 +81,7 @@ class LocalFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_APPEND if append else os.O_EXCL)
         self._descriptor = os.open(path, flags, 0o666)
         self._hash = xxhash.xxh3_64()
+        self._direct: Direct | None = None
         self._held = bytearray()
         self._most_held = HELD if hold else 0
         self.bytes = 0
@@ -82,10 +106,52 @@ class LocalFile:
         if held:
             self._put(memoryview(held))
 
+    def write_all(self, pieces: Sequence[Any], *, direct: bool = False) -> int:
+        """Write pieces at once and without hashing them.
+
+        With `direct`, large ones go past the system's pages: for what nobody reads soon.
+        """
+        self._put_held()
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        size = sum(map(len, views))
+        self._put_all(views, direct and size >= WORTH_IT)
+        self.bytes += size
+        return size
+
+    def _put_all(self, views: list[memoryview], direct: bool) -> None:
+        if direct:
+            if self._direct is None:
+                self._direct = Direct(self._descriptor)
+            if self._direct.possible:
+                self._direct.write(views, self.bytes)
+                return
+        while views:
+            done = os.writev(self._descriptor, views[:AT_ONCE])
+            while views and done >= len(views[0]):
+                done -= len(views.pop(0))
+            if done:
+                views[0] = views[0][done:]
+
     def _put(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
             done += os.write(self._descriptor, view[done:])
+
+    def expect(self, size: int) -> None:
+        """Have the file system find room in one go; less than a page more or less is its own."""
+        call = _system("fallocate")
+        if call is not None and size >= HELD:
+            first = self.bytes - len(self._held)
+            failed = call(self._descriptor, 0, ctypes.c_int64(first), ctypes.c_int64(size & -4096))
+            if failed and ctypes.get_errno() == errno.ENOSPC:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def begin_sync(self) -> None:
+        self._put_held()
+        call = _system("sync_file_range")
+        if call is not None:
+            whole = ctypes.c_int64(0)
+            call(self._descriptor, whole, whole, SYNC_FILE_RANGE_WRITE)  # errors come with `sync`
 
     def sync(self) -> None:
         self._put_held()
@@ -172,7 +238,7 @@ class Files:
 
     def exchange(self, one: Path, other: Path) -> bool:
         """Let two names change places, atomically; False where the file system cannot."""
-        rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+        rename = _system("renameat2")
         if rename is None:
             return False
         first, second = os.fsencode(one), os.fsencode(other)
@@ -216,19 +282,36 @@ LOCAL = Files()
 
 
 class Syncing:
-    """Syncs files in a few threads, so that many of them share the disk's commits."""
+    """Syncs files together, in a few threads, so that many of them share the disk's commits.
 
-    def __init__(self, threads: int = 8) -> None:
-        self._pool = ThreadPoolExecutor(threads, "recollect-sync")
+    The disk is told to begin when a file comes, and asked only when all have been written: each
+    question in between would make it finish something that others are about to change.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(SYNCERS, "recollect-sync")
+        self._lock = threading.Lock()
+        self._written: deque[Written] = deque()
         self._pending: list[Future[None]] = []
 
     def add(self, file: Written) -> None:
-        """Sync and close a file, some time before `wait` returns."""
-        self._pending.append(self._pool.submit(_sync_and_close, file))
+        """Sync and close a file, some time before `wait` returns. Any thread may call it."""
+        with self._lock:
+            self._written.append(file)
+        file.begin_sync()
+        with self._lock:
+            if len(self._written) > MOST_OPEN:
+                self._submit()
+
+    def _submit(self) -> None:
+        self._pending.append(self._pool.submit(_sync_and_close, self._written.popleft()))
 
     def wait(self) -> None:
         """Return when all is synced; raises the first error."""
-        pending, self._pending = self._pending, []
+        with self._lock:
+            while self._written:
+                self._submit()
+            pending, self._pending = self._pending, []
         errors = [error for future in pending if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
@@ -238,6 +321,8 @@ class Syncing:
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(wait=True)
+        while self._written:
+            self._written.popleft().close()
 
 
 def _sync_and_close(file: Written) -> None:

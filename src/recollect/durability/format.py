@@ -18,7 +18,7 @@ import xxhash
 from recollect.errors import SnapshotError
 from recollect.schema import Column, Schema
 
-FORMAT = 1
+FORMAT = 2
 FRAME = struct.Struct("<QQ")  # length and checksum of a payload
 HEADER = struct.Struct("<I")  # length of a record's JSON header
 MOST = 1 << 40  # bytes of a frame: a longer one is garbage

@@ -13,15 +13,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from recollect.durability.direct import BLOCK, WORTH_IT
 from recollect.durability.files import LOCAL, Files, LocalFile
-from recollect.durability.format import FORMAT, HEADER, frame, frames
+from recollect.durability.format import FORMAT, FRAME, HEADER, frame, frames
 from recollect.errors import JournalError
 
 LARGE = 64 << 10  # bytes of a piece that is written by itself; smaller ones are joined
@@ -53,6 +54,21 @@ class Lock:
             self._descriptor = -1
 
 
+class Sections:
+    """What a record holds, in order: names, and bytes in pieces."""
+
+    def __init__(self) -> None:
+        self.listed: list[tuple[str, int]] = []
+        self.pieces: list[Any] = []
+        self.size = 0  # bytes; the next section begins here
+
+    def add(self, name: str, pieces: Sequence[Any]) -> None:
+        size = sum(map(len, pieces))
+        self.listed.append((name, size))
+        self.pieces += [*pieces, bytes(-size % 8)]
+        self.size += size + -size % 8
+
+
 class Log:
     """The end of a journal, to which records are added. Used by one thread at a time."""
 
@@ -68,45 +84,70 @@ class Log:
         self._members = members
         self._file: LocalFile | None = None
         self._path = folder
-        self._good = 0  # bytes of the file that are whole records
+        self._end = 0  # bytes of the file that were written
+        self._good = 0  # of them, that are whole records and synced
+        self.safe = number  # of the first record that may not be
         self.number = number  # of the next record
         self.bytes = size(folder, files)  # of all files
 
-    def append(self, record: Sequence[Any]) -> None:
-        """Write the next record, and sync it; where that fails, the next call is to repeat it."""
+    def append(self, sections: Sections) -> None:
+        """Write the next record, and sync it."""
         try:
-            if self._file is None:
-                self._begin()
-            assert self._file is not None
-            pieces = frame(record, self._good)
-            written = 0
-            for piece in _joined(pieces):
-                written += self._file.write(piece)
-            if self._synced:
-                self._file.sync()
+            self.write(sections)
+            self.begin_sync()()
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
-        self._good += written
+
+    def write(self, sections: Sections) -> None:
+        """Write the next record. Where that fails, `give_up` is to be called."""
+        if self._file is None:
+            self._begin()
+        assert self._file is not None
+        record = _record(self.number, self.safe, sections, self._end + FRAME.size)
+        pieces = frame(list(_joined(record)), self._end)
+        written = self._file.write_all(pieces, direct=self._synced)
+        self._end += written
         self.bytes += written
         self.number += 1
+
+    def begin_sync(self) -> Callable[[], None]:
+        """What syncs all that is written now: in another thread, perhaps, while more is written.
+
+        Where that fails, `give_up` is to be called when nobody writes or syncs.
+        """
+        file, end, number = self._file, self._end, self.number
+
+        def sync() -> None:
+            if self._synced and file is not None:
+                file.sync()
+            self._good, self.safe = end, number
+
+        return sync
 
     def _begin(self) -> None:
         """Make another file, which begins with a header."""
         self._path = self._folder / f"{PREFIX}{self.number:016x}{SUFFIX}"
         self._files.remove(self._path)  # one of this number holds no record, or it would be higher
         self._file = self._files.create(self._path)
-        self._good = 0
+        self._end = self._good = 0
         header = {"format": FORMAT, "first": self.number, "synced": self._synced}
         text = json.dumps({**header, "members": self._members}).encode()
-        self._good = self._file.write(b"".join(frame([text], 0)))
+        self._end = self._file.write_all(frame([text], 0))
+        self.bytes += self._end
         if self._synced:
             self._file.sync()
             self._files.sync_folder(self._folder)
+        self._good = self._end
 
-    def _give_up(self) -> None:
-        """Go on in another file; cut this one to what is known to be good, if that still works."""
+    def give_up(self) -> None:
+        """Go on in another file; cut this one to what is known to be good, if that still works.
+
+        The records that are cut are to be written again, under their numbers.
+        """
         file, self._file = self._file, None
+        self.bytes -= self._end - self._good
+        self._end, self.number = self._good, self.safe
         if file is None:
             return
         try:
@@ -135,6 +176,20 @@ class Log:
             if first < number:
                 self._files.remove_folder(path)
         self.bytes = size(self._folder, self._files)
+
+
+def _record(number: int, safe: int, sections: Sections, at: int) -> list[Any]:
+    """A record in pieces of bytes, which is to stand at an offset of its file.
+
+    It says which records are synced by now: one of them that is torn has been damaged. The sections
+    of a large one begin with a block of the file.
+    """
+    header = {"number": number, "safe": safe, "sections": sections.listed}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if sections.size >= WORTH_IT:
+        text += b" " * (-(at + HEADER.size + len(text)) % BLOCK)
+    head = HEADER.pack(len(text)) + text
+    return [head + bytes(-len(head) % 8), *sections.pieces]
 
 
 def _joined(pieces: Sequence[Any]) -> Iterator[Any]:
@@ -183,14 +238,15 @@ def records(folder: Path, first: int, torn: list[Torn], files: Files = LOCAL) ->
         if begins > expected:
             raise _missing(path, expected, tail)
         data = files.read(path)
-        end = 0
+        end, following = 0, begins
         header: dict[str, Any] = {"synced": True}
         for place, each in enumerate(frames(data)):
             end = each.next
             if place == 0:
                 header = _checked_header(path, each.payload)
                 continue
-            number = _number_of(each.payload)
+            number, _ = _number_of(each.payload)
+            following = number + 1
             if number > expected:
                 raise _missing(path, expected, tail)
             if number == expected:
@@ -198,7 +254,7 @@ def records(folder: Path, first: int, torn: list[Torn], files: Files = LOCAL) ->
                 expected += 1
                 yield Record(number, each.payload, path, header["members"])
         if end < len(data):
-            if header["synced"] and _goes_on(data, end):
+            if header["synced"] and _was_safe(data, end, following):
                 raise JournalError(
                     f"{path} is damaged at byte {end}, in the middle: whole records follow; "
                     "restore a snapshot, or cut the file there to lose what follows"
@@ -249,10 +305,12 @@ def _checked_header(path: Path, payload: memoryview) -> dict[str, Any]:
     return header
 
 
-def _number_of(payload: memoryview) -> int:
+def _number_of(payload: memoryview) -> tuple[int, int]:
+    """The number of a record, and up to which one all were synced when it was written."""
     (length,) = HEADER.unpack_from(payload, 0)
-    number: int = json.loads(bytes(payload[HEADER.size : HEADER.size + length]))["number"]
-    return number
+    header = json.loads(bytes(payload[HEADER.size : HEADER.size + length]))
+    number: int = header["number"]
+    return number, header.get("safe", number)
 
 
 def _missing(path: Path, expected: int, tail: Torn | None) -> JournalError:
@@ -266,11 +324,13 @@ def _missing(path: Path, expected: int, tail: Torn | None) -> JournalError:
     )
 
 
-def _goes_on(data: memoryview, offset: int) -> bool:
-    """Whether a whole record stands somewhere behind a damaged one."""
+def _was_safe(data: memoryview, offset: int, number: int) -> bool:
+    """Whether a whole record behind a damaged one says that this had been synced before."""
     words = np.frombuffer(data, np.uint64, (len(data) - offset) // 8, offset)
     left = len(data) - offset - 8 * np.arange(words.size)
     likely = np.flatnonzero((words >= 8) & (words < left))
-    return any(
-        next(frames(data, offset + 8 * int(at)), None) is not None for at in likely[:100_000]
-    )
+    for at in likely[:100_000]:
+        found = next(frames(data, offset + 8 * int(at)), None)
+        if found is not None and _number_of(found.payload)[1] > number:
+            return True
+    return False

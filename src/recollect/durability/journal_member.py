@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 OVERHEAD = 64  # bytes that an entry takes beside its payload, about
 FLUSH_AT = 8 << 20  # bytes that are written without waiting for the interval
-MOST_QUEUED = 64 << 20  # bytes of a member that may wait while others are written
+MOST_QUEUED = 16 << 20  # bytes of a member that may wait while others are written
+PINNED = 4 * MOST_QUEUED  # bytes that are read until they are synced: two records and the queue
 
 
 class Journaled(ABC):
@@ -36,6 +37,7 @@ class Journaled(ABC):
         self.noted = 0  # position of the last change that callers wait for and that is no effect
         self.durable_position = 0
         self.durable_number = 0
+        self.failures = 0  # of the writer, when something was told last
         self.told = 0  # bytes, since the beginning
         self.taken = 0  # of them, to be written now
         self.written = 0
@@ -54,8 +56,10 @@ class Journaled(ABC):
         self.number = entry.number = max(entry.number, self.number)
         entry.nbytes += OVERHEAD + entry.keys.nbytes + entry.values.nbytes
         self.told += entry.nbytes
-        assert self.writer is not None
-        self.writer.put(entry, self.told - self.taken >= FLUSH_AT)
+        writer = self.writer
+        assert writer is not None
+        self.failures = writer.failures
+        writer.put(entry, self.told - self.taken >= FLUSH_AT)
 
     def note(self) -> None:
         """Under the lock: the state changed, and no effect says so."""

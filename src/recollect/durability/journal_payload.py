@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +20,12 @@ from recollect.kernels import layout
 from recollect.storage.base import Chosen, Storage
 from recollect.storage.buffers import BufferPool
 from recollect.storage.memory import MemoryStorage
-from recollect.storage.rows import Reader
+from recollect.storage.rows import Directory, Reader
 
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
 
-CHUNK = 8 << 20  # bytes that are read together, about: memory of one size is used again
+CHUNK = 32 << 20  # bytes that are read together, about: memory of one size is used again
 MEMORY = BufferPool(64 << 20)
 
 
@@ -67,15 +68,29 @@ class Pinned:
 def _alike(one: Reader | None, other: Reader | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one._directory is other._directory and one._reading is other._reading
+    return one._reading is other._reading
 
 
 def _joined(readers: Sequence[Reader]) -> Reader:
-    """One reader for rows that were pinned one after another, in the same segments."""
+    """One reader for the rows of several, one after another.
+
+    Each has the directory of the moment when it was made, and most of them the same. Different
+    ones are laid end to end, and the numbers of their segments count through all of them.
+    """
     if len(readers) == 1:
         return readers[0]
     joined = copy(readers[0])
-    joined._locations = np.concatenate([reader._locations for reader in readers])
+    entries = [joined._directory.entries]
+    locations = [joined._locations]
+    before = 0  # segments of other directories
+    for last, reader in pairwise(readers):
+        if reader._directory is not last._directory:
+            before += len(entries[-1])
+            entries.append(reader._directory.entries)
+        locations.append(reader._locations + (before << 32) if before else reader._locations)
+    joined._locations = np.concatenate(locations)
+    if before:  # `readers` hold the segments, and outlive the reading
+        joined._directory = Directory(np.concatenate(entries), ())
     if any(reader._rows is not None for reader in readers):
         joined._rows = np.concatenate(
             [np.ones(r._locations.size, np.int32) if r._rows is None else r._rows for r in readers]

@@ -11,16 +11,20 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.arrow import ArrowBatch
+from recollect.arrow import ArrowBatch, bytes_array
 from recollect.batch import Batch
 from recollect.columns import Columns
-from recollect.durability.format import HEADER, read_record
+from recollect.durability.format import read_record
+from recollect.durability.format import stream_of as arrow_stream
+from recollect.durability.journal_ipc import Form, form_of, stream_of
+from recollect.durability.journal_log import Sections
 from recollect.durability.journal_payload import Payload, read_all
 from recollect.errors import JournalError, SnapshotError
 from recollect.ragged import Ragged
@@ -32,8 +36,16 @@ Keys = NDArray[np.uint64]
 NO_KEYS = np.zeros(0, np.uint64)
 NO_VALUES = np.zeros(0, np.float64)
 NO_ROWS = np.zeros(0, np.int32)
-LARGE = 1 << 20  # bytes of a batch that is not copied once more
-END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+EFFECTS = [
+    ("kind", pa.string()),
+    ("position", pa.int64()),
+    ("number", pa.int64()),
+    ("at", pa.float64()),
+    ("keys", pa.large_list(pa.uint64())),
+    ("values", pa.large_list(pa.float64())),
+    ("per_item", pa.large_list(pa.int32())),
+    ("about", pa.large_string()),
+]
 
 # What happened. Those of tables are effects; the last four are no effects and have no number.
 INSERTED, REMOVED, UPDATED, AMENDED = "inserted", "removed", "updated", "amended"
@@ -65,7 +77,7 @@ class Entry:
         values: Array = NO_VALUES,  # priorities; how often each key was sampled
         per_item: NDArray[np.int32] = NO_ROWS,
         at: float = 0.0,
-        about: Mapping[str, Any] | None = None,
+        about: Mapping[str, Any] | bytes | None = None,  # bytes are JSON already
         payload: Payload | None = None,
         late: Payload | None = None,  # rows of items stored again; final observations of steps
         blobs: Mapping[str, bytes] | None = None,
@@ -78,36 +90,30 @@ class Entry:
 
 
 # -- writing --------------------------------------------------------------------------------------
-def encode(number: int, entries: Sequence[Entry]) -> list[Any]:
-    """A record of these entries, as pieces of bytes; `number` counts records."""
+def encode(entries: Sequence[Entry]) -> Sections:
+    """The sections of a record of these entries."""
     members: dict[int, list[Entry]] = {}
     for entry in entries:
         members.setdefault(entry.member, []).append(entry)
-    streams: list[tuple[str, list[Any]]] = []
+    sections = Sections()
     for member, told in members.items():
         merged = _merged(told)
         if not merged:
             continue
-        streams.append((f"{member}.effects", _stream(_effects(merged))))
+        sections.add(f"{member}.effects", _effects(merged))
         payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
         for place, batch in enumerate(read_all(payloads)):
-            arrow = batch.to_arrow()
-            streams.append((f"{member}.rows.{place}", _stream(arrow.rows)))
-            if arrow.shared is not None:
-                streams.append((f"{member}.shared.{place}", _stream(arrow.shared)))
+            sections.add(f"{member}.rows.{place}", stream_of(batch, sections.size))
+            if batch.shared.columns:
+                shared = stream_of(batch.shared, sections.size)
+                sections.add(f"{member}.shared.{place}", shared)
         late = [(e.late, e.nbytes) for e in merged if e.late is not None]
         for place, batch in enumerate(read_all(late)):
-            streams.append((f"{member}.late.{place}", _stream(batch.to_arrow().rows)))
+            sections.add(f"{member}.late.{place}", stream_of(batch, sections.size))
         blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
         if blobs:
-            streams.append((f"{member}.blobs", _stream(_blobs(blobs))))
-    listed = [(name, sum(len(piece) for piece in pieces)) for name, pieces in streams]
-    text = json.dumps({"number": number, "sections": listed}, separators=(",", ":")).encode()
-    head = HEADER.pack(len(text)) + text
-    record: list[Any] = [head + bytes(-len(head) % 8)]
-    for (_, pieces), (_, size) in zip(streams, listed, strict=True):
-        record += [*pieces, bytes(-size % 8)]
-    return record
+            sections.add(f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))])
+    return sections
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
@@ -137,21 +143,40 @@ def _added_up(drawn: Sequence[Entry]) -> Entry:
     )  # fmt: skip
 
 
-def _effects(entries: Sequence[Entry]) -> Any:
-    """A row per entry."""
-    about = [None if e.about is None else json.dumps(e.about, default=plain) for e in entries]
-    columns = {
-        "kind": pa.array([entry.kind for entry in entries], pa.string()),
-        "position": np.array([entry.position for entry in entries], np.int64),
-        "number": np.array([entry.number for entry in entries], np.int64),
-        "at": np.array([entry.at for entry in entries], np.float64),
-        "keys": _lists([entry.keys for entry in entries], np.uint64),
-        "values": _lists([entry.values for entry in entries], np.float64),
-        "per_item": _lists([entry.per_item for entry in entries], np.int32),
-        "about": pa.array(about, pa.large_string()),
-    }
-    arrays = [pa.array(c) if isinstance(c, np.ndarray) else c for c in columns.values()]
-    return pa.RecordBatch.from_arrays(arrays, list(columns))
+def _effects(entries: Sequence[Entry]) -> list[Any]:
+    """A row per entry, as a stream."""
+    count = len(entries)
+    keys, key_ends = _lists([entry.keys for entry in entries], np.uint64)
+    values, value_ends = _lists([entry.values for entry in entries], np.float64)
+    rows, row_ends = _lists([entry.per_item for entry in entries], np.int32)
+    kinds = [entry.kind for entry in entries]
+    texts = [b"" if entry.about is None else _text(entry.about) for entry in entries]
+    told = np.array([entry.about is not None for entry in entries])
+    # In the order of EFFECTS, and of a list first how it is divided.
+    nodes = [
+        *(count, 0) * 5, keys.size, 0, count, 0, values.size, 0, count, 0, rows.size, 0,
+        count, count - int(told.sum()),
+    ]  # fmt: skip
+    buffers = [
+        None, _ends(kinds, np.int32), _bytes("".join(kinds).encode()),
+        None, np.array([entry.position for entry in entries], np.int64),
+        None, np.array([entry.number for entry in entries], np.int64),
+        None, np.array([entry.at for entry in entries], np.float64),
+        None, key_ends, None, keys,
+        None, value_ends, None, values,
+        None, row_ends, None, rows,
+        np.packbits(told, bitorder="little"), _ends(texts, np.int64), _bytes(b"".join(texts)),
+    ]  # fmt: skip
+    return _form_of_effects().stream(count, nodes, buffers)
+
+
+@cache
+def _form_of_effects() -> Form:
+    return form_of(pa.schema(EFFECTS))
+
+
+def _text(about: Mapping[str, Any] | bytes) -> bytes:
+    return about if isinstance(about, bytes) else json.dumps(about, default=plain).encode()
 
 
 def plain(value: Any) -> Any:
@@ -165,45 +190,25 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _lists(arrays: Sequence[Array], dtype: Any) -> Any:
-    offsets = np.zeros(len(arrays) + 1, np.int64)
-    np.cumsum([array.size for array in arrays], out=offsets[1:])
-    values = np.concatenate(arrays).astype(dtype, copy=False)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+def _lists(arrays: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
+    """The values of all, and where each ends."""
+    return np.concatenate(arrays).astype(dtype, copy=False), _ends(arrays, np.int64)
+
+
+def _ends(parts: Sequence[Any], dtype: Any) -> Array:
+    ends = np.zeros(len(parts) + 1, dtype)
+    np.cumsum(list(map(len, parts)), out=ends[1:])
+    return ends
+
+
+def _bytes(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
 
 
 def _blobs(blobs: Mapping[str, bytes]) -> Any:
-    values = pa.array(list(blobs.values()), pa.large_binary())
-    return pa.record_batch([pa.array(list(blobs)), values], ["name", "blob"])
-
-
-def _stream(batch: Any) -> list[Any]:
-    """A record batch as an Arrow IPC stream, in pieces; those of a large one are not copied."""
-    if batch.nbytes < LARGE:
-        return [memoryview(batch.schema.serialize()), memoryview(batch.serialize()), END_OF_STREAM]
-    pieces = Pieces()
-    with pa.ipc.new_stream(pieces, batch.schema) as writer:
-        writer.write_batch(batch)
-    return pieces.pieces
-
-
-class Pieces:
-    """A file, as far as Arrow is concerned, that only remembers what was written into it."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.pieces: list[Any] = []
-
-    def write(self, data: Any) -> int:
-        self.pieces.append(memoryview(data))
-        return len(self.pieces[-1])
-
-    def flush(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
+    names = bytes_array([name.encode() for name in blobs], pa.large_utf8())
+    values = bytes_array(list(blobs.values()), pa.large_binary())
+    return pa.record_batch([names, values], ["name", "blob"])
 
 
 # -- reading --------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ again; so the rules of the table play no part, and may be others than they were.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal import as_journal
-from recollect.durability.journal_member import Journaled
+from recollect.durability.journal_member import PINNED, Journaled
 from recollect.durability.journal_open import OpenJournal
 from recollect.durability.journal_payload import pinned
 from recollect.durability.journal_records import (
@@ -72,6 +74,7 @@ class JournaledTable(Journaled):
             )
         self._lock = table._transaction
         self.replaying = TableReplay(self)
+        self._priority = np.zeros(1)
 
     @property
     def table(self) -> Table:
@@ -95,6 +98,9 @@ class JournaledTable(Journaled):
         table = self.table
         table._effects.journal = self
         table._effects.add(self)
+        storage = table._storage
+        assert isinstance(storage, MemoryStorage)
+        storage._segments.lent = PINNED
         self.number = self.durable_number = table._effects.number
         if table._schema is not None and not self.position:
             self.columns(table._schema, table._shared_schema)
@@ -115,7 +121,7 @@ class JournaledTable(Journaled):
         if isinstance(effect, Inserted):
             self._inserted(effect)
         elif isinstance(effect, Removed):
-            self.tell(REMOVED, number=number, keys=keys, about={"reason": effect.reason})
+            self.tell(REMOVED, number=number, keys=keys, about=_because(effect.reason))
         elif isinstance(effect, Updated):
             fields = dict(effect.fields)
             values = fields.pop("priority", NO_VALUES)
@@ -143,13 +149,19 @@ class JournaledTable(Journaled):
         else:
             # new items have the highest priority of all, unless that has just been evicted
             given = new.default_priority
-            priority = np.array([storage.highest_priority() if given < 0.0 else given])
+            priority = self._one(storage.highest_priority() if given < 0.0 else given)
         per_item = new.per_item if new.per_item is ONE_ROW else new.per_item.copy()
         self.tell(
             INSERTED, number=effect.number, keys=effect.keys, values=priority, per_item=per_item,
             at=new.inserted_at, about=about or None, payload=pinned(storage, effect.keys),
             nbytes=_size(new.rows) + (0 if new.shared is None else _size(new.shared)),
         )  # fmt: skip
+
+    def _one(self, priority: float) -> NDArray[np.float64]:
+        """A priority as an array, which most inserts share."""
+        if self._priority[0] != priority:
+            self._priority = np.array([priority])
+        return self._priority
 
     def state(self) -> dict[str, Any]:
         table = self.table
@@ -256,6 +268,12 @@ def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJour
     return opened
 
 
+@cache
+def _because(reason: str) -> bytes:
+    """What is said of items that left."""
+    return json.dumps({"reason": reason}).encode()
+
+
 def _size(rows: Rows) -> int:
     """Bytes that wait to be written, about."""
-    return sum(0 if column is None else column.nbytes for column in rows.columns)
+    return sum([0 if column is None else column.nbytes for column in rows.columns])

@@ -15,11 +15,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-from recollect.durability.journal_log import Lock, Log
+from recollect.durability.journal_disk import Disk
+from recollect.durability.journal_log import Lock, Log, Sections
 from recollect.durability.journal_member import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal_records import MARK, STATE, Entry, encode
 from recollect.errors import JournalError
@@ -59,11 +59,11 @@ class Writer:
         self._something = threading.Event()  # there is something to do
         self._urgent = threading.Event()  # and it must not wait for the interval
         self.flushing = threading.RLock()  # held while records are made and written
-        self._unwritten: deque[tuple[list[Any], list[Entry]]] = deque()  # in order
-        self._disk: ThreadPoolExecutor | None = None  # writes while the next record is made
+        self._moved = threading.Event()  # more must be written, or something has been
+        self._disk = Disk(log, self._wrote, self._moved)
         self._changed = threading.Condition()  # guards what follows, and tells that it changed
         self._failure: Exception | None = None
-        self._failures = 0
+        self.failures = 0  # how often writing failed
         self._tasks: list[tuple[Callable[[], bool], int, asyncio.Future[None]]] = []
         self._goodbye = log.number if closed else -1  # where a record would say it again
         self._ended: str | None = None  # why nothing is written any more
@@ -86,8 +86,9 @@ class Writer:
         if self._ended is not None:
             return
         self._queue.append(entry)
-        if urgent and not self._urgent.is_set():
+        if urgent and not (self._urgent.is_set() and self._moved.is_set()):
             self._urgent.set()
+            self._moved.set()
         if not self._something.is_set():
             self._something.set()
 
@@ -96,8 +97,8 @@ class Writer:
         done = self._done(member, number)
         if self._failure is None and self._ended is None and done():
             return
+        failures = member.failures
         with self._changed:
-            failures = self._failures
             while not done():
                 self._raise_if_failed(failures)
                 self._urgent.set()
@@ -109,8 +110,8 @@ class Writer:
         done = self._done(member, number)
         if self._failure is None and self._ended is None and done():
             return
+        failures = member.failures
         with self._changed:
-            failures = self._failures
             self._raise_if_failed(failures)
             if done():
                 return
@@ -134,7 +135,7 @@ class Writer:
         """Where nothing waits for the disk, an error of the last attempt reaches the next call."""
         if self._ended is not None:
             raise JournalError(self._ended)
-        if self._failure is not None and (self._failures > failures or not self._always):
+        if self._failure is not None and (self.failures > failures or not self._always):
             raise JournalError(
                 f"{self.path}: the journal cannot be written ({self._failure}); the change was "
                 "made in memory and is not on the disk; it is tried again until it is"
@@ -187,7 +188,7 @@ class Writer:
                 elif self._failure is None:
                     log.error("%s: the journal cannot be written: %s", self.path, error)
                 self._failure = error
-                self._failures += 1
+                self.failures += 1
                 if self.queued > GIVEN_UP:
                     self._end(
                         f"{self.path}: the journal was given up: its disk failed ({error}) for "
@@ -202,50 +203,48 @@ class Writer:
         return worked
 
     def _write(self) -> None:
-        """Write what is queued, as one record; or as several, if more comes faster than that."""
-        while self._unwritten:  # what failed the last time comes first
-            self._append()
-        number = self.log.number
-        writing: Future[None] | None = None
+        """Write what is queued, as one record; or as several, if more comes faster than that.
+
+        Then a record is made while the one before is written and the one before that is synced.
+        """
+        disk = self._disk
         try:
+            disk.write_again()  # what failed the last time comes first
             while True:
                 entries = self._cut()
                 self._tell_waiters()  # there is room again
                 if all(entry.kind == MARK for entry in entries):
+                    disk.finish()
                     self._wrote(entries)
-                    break
-                self._unwritten.append((encode(number, entries), entries))
-                number += 1
-                if writing is not None:
-                    writing.result()
-                writing = self._pool().submit(self._append) if self._behind() else None
-                if writing is None:
-                    self._append()
-                    break
-        finally:
-            if writing is not None:
-                wait([writing])
-        if writing is not None:
-            writing.result()
+                    return
+                sections = encode(entries)
+                if sum(entry.nbytes for entry in entries) < FLUSH_AT and not self._behind():
+                    disk.write(sections, entries)
+                    return
+                disk.start(sections, entries)
+                if self._all_safe_before_more_comes():
+                    disk.finish()
+                    return
+        except BaseException:
+            disk.give_up()
+            raise
+
+    def _all_safe_before_more_comes(self) -> bool:
+        """Sleep until what was started is safe, or until enough is queued for another record."""
+        while not self._behind():
+            self._moved.clear()
+            if self._disk.idle:
+                return True
+            if not self._behind():
+                self._moved.wait()
+        return False
 
     def _behind(self) -> bool:
         """Whether enough is queued to make the next record while this one is written."""
         return any(member.told - member.taken >= FLUSH_AT for member in self.members)
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._disk is None:
-            self._disk = ThreadPoolExecutor(1, "recollect-journal-disk")
-        return self._disk
-
-    def _append(self) -> None:
-        """Write the first of the records that are not written."""
-        record, entries = self._unwritten[0]
-        self.log.append(record)
-        self._unwritten.popleft()
-        self._wrote(entries)
-        self._tell_waiters()
-
     def _wrote(self, entries: list[Entry]) -> None:
+        """These are safe."""
         last: dict[int, Entry] = {}
         size: dict[int, int] = {}
         for entry in entries:
@@ -260,6 +259,7 @@ class Writer:
                 self._something.set()
             member.durable_position = max(member.durable_position, position)
             member.durable_number = max(member.durable_number, entry.number)
+        self._tell_waiters()
 
     def _cut(self) -> list[Entry]:
         """What is queued now: of each member what led to its state, and that state at the end.
@@ -296,7 +296,7 @@ class Writer:
         log.error("%s", why)
         self._ended = why
         self._queue.clear()
-        self._unwritten.clear()
+        self._disk.forget()
 
     # -- snapshots --------------------------------------------------------------------------------
     def start_compacting(self) -> None:
@@ -350,8 +350,7 @@ class Writer:
             if self._ended is None:
                 self._ended = f"{self.path}: the journal is closed"
             self.calm = False
-        if self._disk is not None:
-            self._disk.shutdown()
+        self._disk.close()
         self._lock.release()
         _open.discard(self)
         self._tell_waiters()
@@ -365,7 +364,7 @@ class Writer:
         """A last record without effects: nothing was lost."""
         try:
             if self.log.number != self._goodbye:
-                self.log.append(encode(self.log.number, []))
+                self.log.append(Sections())
             self.log.roll()
         except OSError as error:
             self._failure = error

@@ -7,7 +7,7 @@ disk. `RolloutBuffer` and `ReplayBuffer` have members of their own, which `membe
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from recollect.durability.state import (
     restore_table,
 )
 from recollect.errors import InvalidValue, SnapshotError, shown
+from recollect.limiters import Counts
 from recollect.storage.capture import Capture, Pages, Saved, finish
 from recollect.table import Table
 
@@ -42,6 +43,10 @@ class Member(Protocol):
 
     ledger: Ledger | None
 
+    def ledger_later(self, make: Callable[[], Ledger]) -> None:
+        """Have the ledger made when it is first asked for: a load need not wait for it."""
+        ...
+
     @property
     def checkpoint(self) -> bool:
         """Whether snapshots include it."""
@@ -57,6 +62,13 @@ class Member(Protocol):
         """Whether a load rewinds it; else it must be empty."""
         ...
 
+    def untouched(self) -> Callable[[], None] | None:
+        """Where nothing has happened to it yet, a call that brings this back; else None.
+
+        A load may then find out half-way that a file is damaged.
+        """
+        ...
+
     def transaction(self) -> AbstractContextManager[Any]: ...
 
     def touch(self) -> None:
@@ -67,6 +79,10 @@ class Member(Protocol):
 
     def finish(self, captured: Captured) -> None:
         """Without the lock: what of a capture can wait."""
+        ...
+
+    def undo(self, captured: Captured) -> None:
+        """What was captured has not come to be on disk: the ledger is true as it was."""
         ...
 
     def check(self, entry: Mapping[str, Any], where: str) -> None:
@@ -107,29 +123,61 @@ class TableMember:
 
     @property
     def ledger(self) -> Ledger | None:
-        ledger: Ledger | None = in_memory(self.table).ledger
+        storage = in_memory(self.table)
+        if callable(storage.ledger):  # of a load, which left it to whoever needs it
+            storage.ledger = storage.ledger()
+        ledger: Ledger | None = storage.ledger
         return ledger
 
     @ledger.setter
     def ledger(self, ledger: Ledger | None) -> None:
         in_memory(self.table).ledger = ledger
 
+    def ledger_later(self, make: Callable[[], Ledger]) -> None:
+        in_memory(self.table).ledger = make
+
     @property
     def journaled(self) -> bool:
         return getattr(self.table, "_journal", None) is not None
+
+    def untouched(self) -> Callable[[], None] | None:
+        table = self.table
+        if self.kind != "items" or self.journaled:
+            return None
+        if table._effects.number or table._counts != Counts():
+            return None
+        schemas = table._schema, table._shared_schema
+
+        def back() -> None:
+            table._schema, table._shared_schema = schemas
+            self.reset()
+
+        return back
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self.table._transaction()
 
     def touch(self) -> None:
-        self._pages.touch(in_memory(self.table))
+        if self.ledger is not None and self.ledger.torn:
+            self.ledger = None
+        before = None if self.ledger is None else self.ledger.records
+        self._pages.touch(in_memory(self.table), before)
 
     def capture(self) -> Captured:
         entry, items = capture_table(self.table, self._pages)
         return Captured({"kind": self.kind, **entry}, items)
 
     def finish(self, captured: Captured) -> None:
+        ledger = in_memory(self.table).ledger
+        if captured.items.changed is not None and ledger is not None:
+            ledger.torn = True
         finish(captured.items)
+
+    def undo(self, captured: Captured) -> None:
+        captured.items.undo()
+        ledger = in_memory(self.table).ledger
+        if ledger is not None:
+            ledger.torn = False
 
     def check(self, entry: Mapping[str, Any], where: str) -> None:
         check_kind(self.kind, entry, f"{where}: table {self.table.name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.arrow import ArrowBatch
+from recollect.arrow import ArrowBatch, numbers_array, numbers_of
 from recollect.batch import Batch
 from recollect.durability.arrays import OnDisk, put_together, summed
-from recollect.durability.files import LOCAL, Files, digests
+from recollect.durability.files import LOCAL, Files, digest, digests
 from recollect.durability.ledger import Known, Ledger
 from recollect.durability.manifest import MANIFEST, find_snapshots, put_aside, read_manifest
 from recollect.durability.members import Member, member_of
 from recollect.durability.progress import bar
-from recollect.durability.segments import Segments
+from recollect.durability.segments import Ref, Segments
 from recollect.durability.writing import named_files, patches
 from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_MASK
-from recollect.storage.capture import FIXED, Saved, absent_value
+from recollect.storage.capture import FIXED, Pieces, Runs, Saved, absent_value, records_of
 
 log = logging.getLogger("recollect")
 
@@ -94,13 +94,30 @@ class Snapshot:
     def saved(self, table: str) -> Saved:
         """The state of a table, without rows; its items segment by segment."""
         entry = self.entry(table)
-        return self._saved(entry, [self._columns(segment) for segment in entry["segments"]])
+        columns = [self._columns(segment) for segment in entry["segments"]]
+        return self._saved(entry, columns, self._alives(entry), self._bases(entry))
 
-    def _saved(self, entry: Mapping[str, Any], columns: list[dict[str, Array]]) -> Saved:
-        alive = [self._alive(segment) for segment in entry["segments"]]
-        items = _joined(entry["segments"], columns, alive)
-        arrays = {name: self._array(array) for name, array in entry["arrays"].items()}
+    def _saved(
+        self,
+        entry: Mapping[str, Any],
+        columns: list[dict[str, Array]],
+        alive: list[Array | None],
+        bases: Mapping[str, Array],
+    ) -> Saved:
+        patches = {
+            name: (self._piece(patch["places"]), self._piece(patch["values"]))
+            for name, patch in entry.get("patches", {}).items()  # format 1 has none
+        }
+        items = _joined(entry["segments"], columns, alive, patches)
+        arrays = {name: self._array(array, bases[name]) for name, array in entry["arrays"].items()}
         return Saved(entry["numbers"], items, arrays)
+
+    def _alives(self, entry: Mapping[str, Any]) -> list[Array | None]:
+        return [self._alive(segment) for segment in entry["segments"]]
+
+    def _bases(self, entry: Mapping[str, Any]) -> dict[str, Array]:
+        """What the blocks of arrays hold."""
+        return {name: self._base(array) for name, array in entry["arrays"].items()}
 
     def _columns(self, segment: Mapping[str, Any]) -> dict[str, Array]:
         """The fields of a segment's items, those that have gone included."""
@@ -116,11 +133,11 @@ class Snapshot:
         bits = self.segments.array(segment["alive"], (segment["count"] + 7) // 8)
         return np.unpackbits(bits, count=segment["count"], bitorder="little").view(np.bool_)
 
-    def _array(self, array: Mapping[str, Any]) -> Array:
+    def _array(self, array: Mapping[str, Any], base: Array) -> Array:
         places = values = None
         if array["patch"]:
             places, values = (self._piece(array["patch"][name]) for name in ("places", "values"))
-        return put_together(array["size"], array["dtype"], self._base(array), places, values)
+        return put_together(array["size"], array["dtype"], base, places, values)
 
     def _base(self, array: Mapping[str, Any]) -> Array:
         """What the blocks of an array hold."""
@@ -154,6 +171,28 @@ class Snapshot:
         for begin in range(0, places.size, CHUNK):
             yield self._rows_at(segments, firsts, places[begin : begin + CHUNK])
 
+    def pieces(self, table: str, told: Callable[[int], None], *, check: bool) -> Pieces:
+        """The same for threads, a segment each; with `check`, its checksum is compared first."""
+        segments = self.entry(table)["segments"]
+        counts = [self._row_count(segment) for segment in segments]
+
+        def read(number: int) -> Iterator[Batch]:
+            segment = segments[number]
+            for file in (segment["rows"], segment["shared"]):
+                if check and file:
+                    self.check_file(file)
+            yield from self._rows_of(segment)
+            told(segment["nbytes"])
+
+        return Pieces(counts, read)
+
+    def _row_count(self, segment: Mapping[str, Any]) -> int:
+        """How many rows the live items of a segment have."""
+        if segment["alive"] is None:
+            count: int = segment["row_count"]
+            return count
+        return int(self._row_counts(segment)[self._alive(segment)].sum())
+
     def _rows_of(self, segment: Mapping[str, Any]) -> Iterator[Batch]:
         """The rows of a segment's live items, a record batch at a time."""
         alive = self._alive(segment)
@@ -163,15 +202,19 @@ class Snapshot:
         for number, rows in enumerate(self.segments.batches(segment["rows"])):
             cells = None if shared is None else shared[number]
             if alive is None or counts is None:
-                yield Batch.from_arrow(ArrowBatch(rows, cells, None))
+                columns = numbers_of(rows) if cells is None else None
+                if columns is None:
+                    yield Batch.from_arrow(ArrowBatch(rows, cells, None))
+                else:
+                    yield Batch._make(columns, None, None, None, None)
                 continue
             upto = done + _items_in(counts[done:], rows.num_rows)
             here = alive[done:upto]
             if here.any():
                 kept = np.flatnonzero(np.repeat(here, counts[done:upto]))
-                rows = rows if here.all() else rows.take(pa.array(kept))
+                rows = rows if here.all() else rows.take(numbers_array(kept))
                 if cells is not None and not here.all():
-                    cells = cells.take(pa.array(np.flatnonzero(here)))
+                    cells = cells.take(numbers_array(np.flatnonzero(here)))
                 yield Batch.from_arrow(ArrowBatch(rows, cells, None))
             done = upto
 
@@ -196,24 +239,37 @@ class Snapshot:
             counts = self._row_counts(segment)
             ends = np.cumsum(counts)
             table = pa.Table.from_batches(self.segments.batches(segment["rows"]))
-            rows.append(table.take(pa.array(_ranges(ends[items] - counts[items], counts[items]))))
+            rows.append(
+                table.take(numbers_array(_ranges(ends[items] - counts[items], counts[items])))
+            )
             if segment["shared"]:
                 cells = pa.Table.from_batches(self.segments.batches(segment["shared"]))
-                shared.append(cells.take(pa.array(items)))
+                shared.append(cells.take(numbers_array(items)))
             lengths.append(counts[items])
             order.append(wanted)
         per_item, back = np.concatenate(lengths), np.argsort(np.concatenate(order))
         starts = np.cumsum(per_item) - per_item
-        take = pa.array(_ranges(starts[back], per_item[back]))
+        take = numbers_array(_ranges(starts[back], per_item[back]))
         joined = pa.concat_tables(rows, promote_options="default").take(take)
         cells = None
         if shared:
-            cells = pa.concat_tables(shared, promote_options="default").take(pa.array(back))
+            cells = pa.concat_tables(shared, promote_options="default").take(numbers_array(back))
         return Batch.from_arrow(ArrowBatch(joined, cells, None))
 
+    def row_files(self) -> set[str]:
+        """The names of all files of rows and shared cells."""
+        segments = [segment for name in self.tables for segment in self.entry(name)["segments"]]
+        names = {segment[kind] for segment in segments for kind in ("rows", "shared")}
+        return names - {None}
+
     # -- checks -----------------------------------------------------------------------------------
-    def check_files(self, progress: bool | None = None, *, others: bool = False) -> None:
-        """Compare every segment with its length and checksum; raises and names what is wrong."""
+    def check_files(
+        self, progress: bool | None = None, *, others: bool = False, later: Container[str] = ()
+    ) -> None:
+        """Compare every segment with its length and checksum; raises and names what is wrong.
+
+        Checksums of files that are named in `later` are left to `check_file`.
+        """
         named = dict(self.manifest["files"])
         if others:
             named.update(self.manifest["others"])
@@ -227,13 +283,21 @@ class Snapshot:
                 raise SnapshotError(
                     f"{path} is damaged: it has {size} bytes and {entry['bytes']} were written"
                 )
+        named = {name: entry for name, entry in named.items() if name not in later}
         with bar("check", sum(e["bytes"] for e in named.values()), progress) as told:
             found = digests([self.segments.data(name) for name in named], told)
         for name, checksum in zip(named, found, strict=True):
-            if checksum != named[name]["xxh3"]:
-                raise SnapshotError(
-                    f"{self.path / name} is damaged: its checksum is not what was written"
-                )
+            self._expect_checksum(name, checksum, named[name])
+
+    def check_file(self, name: str) -> None:
+        """Compare one segment with its checksum."""
+        self._expect_checksum(name, digest(self.segments.data(name)), self.manifest["files"][name])
+
+    def _expect_checksum(self, name: str, found: str, entry: Mapping[str, Any]) -> None:
+        if found != entry["xxh3"]:
+            raise SnapshotError(
+                f"{self.path / name} is damaged: its checksum is not what was written"
+            )
 
     def verify(self, progress: bool | None = None) -> dict[str, int]:
         """Check every checksum and every count; returns how many files, items and rows."""
@@ -266,9 +330,16 @@ class Snapshot:
 
 
 def _joined(
-    segments: list[Any], columns: list[dict[str, Array]], alive: list[Array | None]
+    segments: list[Any],
+    columns: list[dict[str, Array]],
+    alive: list[Array | None],
+    patches: Mapping[str, tuple[Array, Array]],
 ) -> dict[str, Array]:
     """The live items of all segments; columns that one of them has not are filled in."""
+    here = None
+    if any(some is not None for some in alive):
+        ones = [np.ones(segment["count"], np.bool_) for segment in segments]
+        here = np.concatenate([o if a is None else a for o, a in zip(ones, alive, strict=True)])
     names: dict[str, Any] = {}
     for some in columns:
         for name, array in some.items():
@@ -276,16 +347,34 @@ def _joined(
     items: dict[str, Array] = {}
     for name, dtype in names.items():
         pieces = []
-        for segment, some, here in zip(segments, columns, alive, strict=True):
-            array = some[name] if name in some else _filled(name, dtype, segment, some)
-            pieces.append(array if here is None else array[here])
-        items[name] = np.concatenate(pieces) if len(pieces) != 1 else pieces[0]
+        for segment, some in zip(segments, columns, strict=True):
+            pieces.append(some[name] if name in some else _filled(name, dtype, segment, some))
+        whole = _one_after_another(pieces)
+        if name in patches:
+            places, values = patches[name]
+            whole = whole.copy()
+            whole[places] = values
+        items[name] = whole if here is None else whole[here]
     if "key" not in items:
         items = {"key": np.zeros(0, np.uint64), "slot": np.zeros(0, np.int64)}
         items.update(times_sampled=np.zeros(0, np.int32), priority=np.zeros(0))
         items["inserted_at"] = np.zeros(0)
     items["slot"] = items["slot"].astype(np.int64)
     return items
+
+
+def _one_after_another(pieces: list[Array]) -> Array:
+    """Arrays joined to one; without a copy where they lie side by side, as they were written."""
+    base = pieces[0].base
+    if not isinstance(base, np.ndarray) or any(piece.base is not base for piece in pieces):
+        return np.concatenate(pieces)
+    ends = [piece.ctypes.data + piece.nbytes for piece in pieces]
+    starts = [piece.ctypes.data for piece in pieces]
+    if starts[1:] != ends[:-1] or base.dtype != pieces[0].dtype or not base.flags.c_contiguous:
+        return np.concatenate(pieces)
+    first = (starts[0] - base.ctypes.data) // base.itemsize
+    joined: Array = base.reshape(-1)[first : first + sum(piece.size for piece in pieces)]
+    return joined
 
 
 def _filled(name: str, dtype: Any, segment: Mapping[str, Any], some: dict[str, Array]) -> Array:
@@ -368,7 +457,9 @@ def load_snapshot(
     wanted = {name: member_of(target) for name, target in sorted(targets.items())}
     for name, member in wanted.items():
         member.check(snapshot.entry(name), str(snapshot.path))
-    snapshot.check_files(progress)
+    untouched = all(member.untouched() for member in wanted.values())
+    later = snapshot.row_files() if untouched else set()
+    snapshot.check_files(progress, later=later)
     evicted = {}
     total = sum(snapshot.entry(name)["nbytes"] for name in wanted)
     with ExitStack() as stack:
@@ -384,67 +475,83 @@ def load_snapshot(
             stack.enter_context(member.transaction())
         for name, member in wanted.items():
             member.check(snapshot.entry(name), str(snapshot.path))  # nobody was in between
-            gone = _restore(snapshot, name, member, told)
-            if gone:
-                evicted[name] = gone
-                log.warning(
-                    "%s: table %r holds less now, and %d of its %d items were evicted",
-                    snapshot.path, name, gone, snapshot.entry(name)["items"],
-                )  # fmt: skip
+        back = [member.untouched() for member in wanted.values()] if later else []
+        if not all(back):
+            snapshot.check_files(False)
+            back = []
+        try:
+            for name, member in wanted.items():
+                gone = _restore(snapshot, name, member, told, check=bool(back))
+                if gone:
+                    evicted[name] = gone
+                    log.warning(
+                        "%s: table %r holds less now, and %d of its %d items were evicted",
+                        snapshot.path, name, gone, snapshot.entry(name)["items"],
+                    )  # fmt: skip
+        except BaseException:
+            for bring_back in back:
+                if bring_back is not None:
+                    bring_back()
+            raise
         if rewound is not None:
             rewound()
     snapshot.segments.close()
     return Loaded(snapshot.path, snapshot.step, snapshot.state, evicted, snapshot.others)
 
 
-def _restore(snapshot: Snapshot, name: str, member: Member, told: Any) -> int:
+def _restore(
+    snapshot: Snapshot, name: str, member: Member, told: Callable[[int], None], *, check: bool
+) -> int:
     entry = snapshot.entry(name)
     columns = [snapshot._columns(segment) for segment in entry["segments"]]
-    saved = snapshot._saved(entry, columns)
-
-    def batches() -> Iterator[Batch]:
-        for batch in snapshot.rows(name):
-            yield batch
-            told(sum(column.nbytes for column in batch.columns.values()))
-
-    gone = member.restore(entry, saved, batches(), snapshot.blobs(name))
-    member.ledger = ledger_of(snapshot, entry, columns, saved)
-    return gone
-
-
-def ledger_of(
-    snapshot: Snapshot, entry: Mapping[str, Any], columns: list[dict[str, Array]], saved: Saved
-) -> Ledger:
-    """What is on disk, so that the save after a load writes only what changed since."""
-    slots = saved.numbers["slots"]
-    place = np.full(slots, -1, np.int64)
-    known = []
-    for number, (segment, some) in enumerate(zip(entry["segments"], columns, strict=True)):
-        here = some["slot"].astype(np.int64)
-        places = (np.int64(number) << 32) | np.arange(here.size)
-        alive = snapshot._alive(segment)
-        if alive is None:
-            place[here] = places
-        else:
-            place[here[alive]] = places[alive]
-        known.append(Known(segment, here, some.get("rows")))
-    by_slot = {}
-    own = saved.items["slot"]
-    for name, values in saved.items.items():
-        if own.size and name not in ("slot", "inserted_at", *_NEVER_CHANGE):
-            by_slot[name] = np.zeros(slots, values.dtype)
-            by_slot[name][own] = values
-    arrays = {
-        name: OnDisk(snapshot._base(array), list(array["blocks"]))
-        for name, array in entry["arrays"].items()
-    }
+    alive, bases = snapshot._alives(entry), snapshot._bases(entry)
+    saved = snapshot._saved(entry, columns, alive, bases)
+    pieces = snapshot.pieces(name, told, check=check)
+    gone = member.restore(entry, saved, pieces, snapshot.blobs(name))
     blobs = {}
     for ref in entry["blobs"]:
         names = snapshot.segments.batch(ref).column("name").to_pylist()
         blobs.update(dict.fromkeys(names, ref))
-    files = snapshot.manifest["files"]
+    manifest, folder = snapshot.manifest, str(snapshot.path)
+    member.ledger_later(lambda: ledger_of(manifest, folder, entry, columns, alive, bases, blobs))
+    return gone
+
+
+def ledger_of(
+    manifest: Mapping[str, Any],
+    folder: str,
+    entry: Mapping[str, Any],
+    columns: list[dict[str, Array]],
+    alive: list[Array | None],
+    bases: Mapping[str, Array],
+    blobs: dict[str, Ref],
+) -> Ledger:
+    """What is on disk, so that the save after a load writes only what changed since."""
+    slots = entry["numbers"]["slots"]
+    place = np.full(slots, -1, np.int64)
+    segments = {}
+    described = zip(entry["segments"], columns, alive, strict=True)
+    for number, (segment, some, here) in enumerate(described):
+        own = some["slot"].astype(np.int64)
+        segments[number] = Known(segment, own, some.get("rows"), here)
+        places = (np.int64(number) << 32) | np.arange(own.size)
+        place[segments[number].living()] = places if here is None else places[here]
+    items = _joined(entry["segments"], columns, alive, {})
+    by_slot = {}
+    runs = Runs(items["slot"])
+    for name, values in items.items():
+        if name not in ("slot", "inserted_at", *_NEVER_CHANGE):
+            by_slot[name] = np.zeros(slots, values.dtype)
+            runs.put(by_slot[name], values)
+    key, records = by_slot.pop("key"), None
+    if entry["kind"] != "steps":
+        records = records_of(key, by_slot.pop("priority"), by_slot.pop("times_sampled"), place >= 0)
+    arrays = {
+        name: OnDisk(bases[name], list(array["blocks"])) for name, array in entry["arrays"].items()
+    }
+    files = {name: manifest["files"][name] for name in named_files(entry)}
     return Ledger(
-        str(snapshot.path), {name: files[name] for name in named_files(entry)}, known,
-        by_slot.pop("key", np.zeros(slots, np.uint64)), by_slot.pop("revision", None), place,
-        by_slot, arrays, patches(entry), blobs,
+        folder, manifest["sequence"], files, segments, place, records,
+        key if records is None else None, by_slot.pop("revision", None), by_slot, arrays,
+        patches(entry), blobs,
     )  # fmt: skip

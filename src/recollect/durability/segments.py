@@ -7,6 +7,7 @@ arrays, one to a record batch. `Segments` reads them, each file mapped once.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.arrow import array_numbers, bytes_array, numbers_array
+from recollect.durability.arrays import differences, summed
 from recollect.durability.files import LOCAL, Files, Syncing, Written
 from recollect.errors import SnapshotError
 
@@ -26,7 +29,10 @@ CHANGES = pa.schema(
     [("name", pa.large_utf8())]
     + [(kind, pa.large_list(pa.type_for_alias(kind))) for kind in VALUES]
 )
+_NOTHING = {kind: pa.nulls(1, CHANGES.field(kind).type) for kind in VALUES}
 COMPRESSIONS = (None, "lz4", "zstd")
+DIFFERENCES = ("key", "slot")  # columns of items that are written as differences,
+_DIFFERENCES = b"recollect.differences"  # and say so in the metadata of the field
 
 
 def file_name(table: str, kind: str, run: str, number: int | None = None) -> str:
@@ -55,6 +61,8 @@ class SegmentWriter:
         if self._file is None:
             self._file = self._files.create(self._path, hold=True)
             self._writer = pa.ipc.new_file(self._file, batch.schema, options=self._options)
+        if self._options.compression is None:
+            self._file.expect(batch.nbytes)
         self._writer.write_batch(batch)
         self.batches += 1
         self.values += values
@@ -80,6 +88,18 @@ class SegmentWriter:
             self._file = self._writer = None
 
 
+def items_batch(columns: Mapping[str, Array]) -> Any:
+    """Fields of items as a record batch; keys and slots are runs, and written as differences."""
+    fields, arrays = [], []
+    for name, column in columns.items():
+        metadata = None
+        if name in DIFFERENCES:
+            column, metadata = differences(column), {_DIFFERENCES: b"1"}
+        arrays.append(numbers_array(column))
+        fields.append(pa.field(name, arrays[-1].type, metadata=metadata))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
 class ChangesWriter(SegmentWriter):
     """Writes arrays, each as a record batch of one row."""
 
@@ -90,16 +110,20 @@ class ChangesWriter(SegmentWriter):
 
 
 def _one_list(name: str, array: Array) -> Any:
-    columns = [pa.array([name], pa.large_utf8())]
+    columns = [bytes_array([name.encode()], pa.large_utf8())]
     for kind in VALUES:
         type_ = pa.large_list(pa.type_for_alias(kind))
         if array.dtype.name != kind:
-            columns.append(pa.nulls(1, type_))
+            columns.append(_NOTHING[kind])
             continue
         offsets = pa.py_buffer(np.array([0, array.size], np.int64))
         values = pa.Array.from_buffers(type_.value_type, array.size, [None, pa.py_buffer(array)])
         columns.append(pa.Array.from_buffers(type_, 1, [None, offsets], children=[values]))
     return pa.RecordBatch.from_arrays(columns, schema=CHANGES)
+
+
+def _undone(field: Any, column: Array) -> Array:
+    return summed(column) if _DIFFERENCES in (field.metadata or {}) else column
 
 
 class Segments:
@@ -156,7 +180,7 @@ class Segments:
             present = [kind for kind in VALUES if batch.column(kind)[0].is_valid]
             if not present:
                 raise SnapshotError(f"{self._folder / file} is damaged: batch {number} is empty")
-            values = batch.column(present[0]).flatten().to_numpy(zero_copy_only=False)
+            values = array_numbers(batch.column(present[0]).flatten())
             self._arrays[file, number] = {"": values}
         values = self._arrays[file, number][""]
         return values[first[0] : first[0] + count] if first else values
@@ -167,8 +191,8 @@ class Segments:
         if (file, number) not in self._arrays:
             batch = self.batch(ref)
             self._arrays[file, number] = {
-                name: batch.column(name).to_numpy(zero_copy_only=False)
-                for name in batch.schema.names
+                field.name: _undone(field, array_numbers(column))
+                for field, column in zip(batch.schema, batch.columns, strict=True)
             }
         whole = self._arrays[file, number]
         if any(column.size < first + count for column in whole.values()):

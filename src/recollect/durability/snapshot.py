@@ -12,6 +12,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 
 from recollect.durability.files import LOCAL, Files, Syncing, digest
 from recollect.durability.format import FORMAT
-from recollect.durability.ledger import Ledger
 from recollect.durability.manifest import (
     MANIFEST,
     aside,
@@ -33,8 +33,9 @@ from recollect.durability.manifest import (
 from recollect.durability.members import Captured, Member, member_of
 from recollect.durability.progress import bar
 from recollect.durability.segments import COMPRESSIONS
-from recollect.durability.writing import TableWriter
+from recollect.durability.writing import Settle, TableWriter
 from recollect.errors import InvalidValue, SnapshotError, shown
+from recollect.storage.helping import cores
 
 log = logging.getLogger("recollect")
 
@@ -81,45 +82,129 @@ def save_snapshot(
         progress: Whether to show a bar; None does so for long work on a terminal.
         files: The file system.
     """
-    if compression not in COMPRESSIONS:
-        raise InvalidValue(f"compression: expected None, 'lz4' or 'zstd', got {shown(compression)}")
-    target = Path(os.path.abspath(path))
-    wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
-    left_out = [name for name, member in wanted.items() if not member.checkpoint]
-    wanted = {name: member for name, member in wanted.items() if member.checkpoint}
-    with ExitStack() as stack, _errors_of(target):
-        for member in wanted.values():
-            stack.enter_context(member.saving)
-        _prepare(target, files)
-        captures, own = _capture(wanted, state)
-        save = _Save(target, wanted, captures, compression, progress, files)
+    saving = SnapshotSaving(
+        path, members, kind=kind, step=step, others=others, keep_last=keep_last,
+        compression=compression, progress=progress, files=files,
+    )  # fmt: skip
+    with saving:
+        saving.capture(state)
+        return saving.write()
+
+
+class SnapshotSaving:
+    """A save in its parts, for those who capture in one thread and write in another.
+
+        with saving:              # waits for a save of the same members that is under way
+            saving.capture(state) # short: under the locks of all members
+            saving.write()        # long: the disk
+
+    `own` and `others` may be added to between the two.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        members: Mapping[str, Any],
+        *,
+        kind: str = "store",
+        step: int | None = None,
+        others: Mapping[str, Other] | None = None,
+        keep_last: int | None = None,
+        compression: str | None = None,
+        progress: bool | None = None,
+        files: Files = LOCAL,
+    ) -> None:
+        if compression not in COMPRESSIONS:
+            raise InvalidValue(
+                f"compression: expected None, 'lz4' or 'zstd', got {shown(compression)}"
+            )
+        self.target = Path(os.path.abspath(path))
+        self.id = secrets.token_hex(16)
+        self.own: dict[str, Any] = {}
+        self.others: dict[str, Other] = dict(others or {})
+        self._kind, self._step, self._keep_last = kind, step, keep_last
+        self._compression, self._progress, self._files = compression, progress, files
+        wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
+        self._left_out = [name for name, member in wanted.items() if not member.checkpoint]
+        self._members = {name: member for name, member in wanted.items() if member.checkpoint}
+        self._captures: dict[str, Captured] = {}
+        self._written = False
+        self._stack = ExitStack()
+
+    def __enter__(self) -> SnapshotSaving:
+        with ExitStack() as stack, _errors_of(self.target):
+            for member in self._members.values():
+                stack.enter_context(member.saving)
+            _prepare(self.target, self._files)
+            for member in self._members.values():
+                member.touch()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._written:
+            self._undo()
+        self._stack.close()
+
+    def capture(self, state: State | None = None) -> None:
+        """Copy the state of all members at one moment, and that of others with it."""
+        with _errors_of(self.target):
+            self._captures, own = _capture(self._members, state)
+        self.own.update(own)
+
+    def write(self) -> SavedSnapshot:
+        """Write what was captured, and commit it."""
+        with _errors_of(self.target):
+            return self._write()
+
+    def _write(self) -> SavedSnapshot:
+        target, wanted, files = self.target, self._members, self._files
+        for name, member in wanted.items():
+            member.finish(self._captures[name])
+        save = self._attempt()
         manifest: dict[str, Any] = {
             "format": FORMAT,
-            "kind": kind,
+            "kind": self._kind,
             "written_by": _version(),
-            "id": secrets.token_hex(16),
+            "id": self.id,
             "sequence": _sequence(target, wanted, files),
-            "step": step,
+            "step": self._step,
             "saved_at": time.time(),
-            "left_out": left_out,
-            "state": own,
+            "left_out": self._left_out,
+            "state": self.own,
         }
         try:
-            save.run(manifest, others or {})
-        except FileNotFoundError:
-            if not any(member.ledger for member in wanted.values()):
-                raise
-            for member in wanted.values():  # somebody removed the last snapshot: write it all
-                member.ledger = None
-            save = _Save(target, wanted, captures, compression, progress, files)
-            save.run(manifest, others or {})
-        for name, ledger in save.ledgers.items():
-            ledger.folder = str(target)
-            wanted[name].ledger = ledger
-        if keep_last is not None:
-            forget_old(target.parent, keep_last, files, manifest)
-    items = sum(captured.entry["items"] for captured in captures.values())
-    return SavedSnapshot(target, manifest["id"], step, items, save.written, save.total)
+            try:
+                save.run(manifest, self.others)
+            except FileNotFoundError:
+                if not any(member.ledger for member in wanted.values()):
+                    raise
+                for member in wanted.values():  # somebody removed the last snapshot: write it all
+                    member.ledger = None
+                save = self._attempt()
+                save.run(manifest, self.others)
+        except BaseException:
+            self._undo()
+            raise
+        self._written = True
+        for name, settle in save.ledgers.items():
+            wanted[name].ledger = settle(str(target), manifest["sequence"])
+        if self._keep_last is not None:
+            forget_old(target.parent, self._keep_last, files, manifest)
+        items = sum(captured.entry["items"] for captured in self._captures.values())
+        return SavedSnapshot(target, self.id, self._step, items, save.written, save.total)
+
+    def _attempt(self) -> _Save:
+        return _Save(
+            self.target, self._members, self._captures, self._compression, self._progress,
+            self._files,
+        )  # fmt: skip
+
+    def _undo(self) -> None:
+        """What was captured was not written: the next save has it to write."""
+        for name, captured in self._captures.items():
+            self._members[name].undo(captured)
+        self._captures = {}
 
 
 @contextmanager
@@ -135,7 +220,8 @@ def _prepare(target: Path, files: Files) -> None:
     """Make the parent folder, and clean up after saves that did not finish."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clean(target, files)
-    if files.exists(target) and not files.exists(target / MANIFEST):
+    taken = not files.is_folder(target) or bool(files.list(target))  # an empty folder is not
+    if files.exists(target) and not files.exists(target / MANIFEST) and taken:
         raise SnapshotError(f"{target} exists and is no snapshot; choose another path")
 
 
@@ -143,26 +229,26 @@ def _capture(
     members: Mapping[str, Member], state: State | None
 ) -> tuple[dict[str, Captured], dict[str, Any]]:
     """Copy the state of all members at one moment; locks are taken in the order of names."""
-    for member in members.values():
-        member.touch()
     with ExitStack() as locks:
         for member in members.values():
             locks.enter_context(member.transaction())
         captures = {name: member.capture() for name, member in members.items()}
         own = dict(state() if callable(state) else state or {})
-    for name, member in members.items():
-        member.finish(captures[name])
     return captures, own
 
 
 def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
     """One more than what this continues: the snapshot that it shares segments with or replaces."""
-    before = [-1]
-    folders = {member.ledger.folder for member in members.values() if member.ledger}
-    for folder in {*folders, str(target)}:
+    before = [member.ledger.sequence for member in members.values() if member.ledger]
+    if files.exists(target):
         with suppress(SnapshotError):
-            before.append(read_manifest(folder, files)["sequence"])
-    return max(before) + 1
+            before.append(read_manifest(target, files)["sequence"])
+    return max(before, default=-1) + 1
+
+
+def _threads() -> ThreadPoolExecutor:
+    """Those that read and write rows, which is without the GIL: the disk wants to be fed."""
+    return ThreadPoolExecutor(min(2, cores()), "recollect-save")
 
 
 def _version() -> str:
@@ -187,7 +273,7 @@ class _Save:
         self._compression, self._progress, self._files = compression, progress, files
         self._run = new_run()
         self._folder = temporary(target, self._run)
-        self.ledgers: dict[str, Ledger] = {}
+        self.ledgers: dict[str, Settle] = {}
         self.written = self.total = 0
 
     def run(self, manifest: dict[str, Any], others: Mapping[str, Other]) -> None:
@@ -198,11 +284,15 @@ class _Save:
             with Syncing() as syncing:
                 self._write_members(manifest, syncing)
                 manifest["others"] = self._write_others(others)
-                syncing.wait()
-            data = to_bytes(manifest)
-            with files.create(self._folder / MANIFEST) as file:
-                file.write(data)
-                file.sync()
+                data = to_bytes(manifest)
+                file = files.create(self._folder / MANIFEST)
+                try:
+                    file.write(data)
+                except BaseException:
+                    file.close()
+                    raise
+                syncing.add(file)
+                syncing.wait()  # nobody takes this folder for a snapshot before all is synced
             self.written += len(data)
             self.total += len(data)
             files.sync_folder(self._folder)
@@ -220,19 +310,20 @@ class _Save:
         named: dict[str, Any] = {}
         links: dict[Path, str] = {}
         total = sum(captured.entry["nbytes"] for captured in self._captures.values())
-        with bar("save", total, self._progress) as told:
+        with bar("save", total, self._progress) as told, _threads() as threads:
             for name, captured in self._captures.items():
                 ledger = self._members[name].ledger
                 writer = TableWriter(
-                    self._folder, name, self._run, syncing, self._files, self._compression, told
-                )
-                entry, after = writer.write(captured.items, ledger, captured.blobs)
+                    self._folder, name, self._run, syncing, self._files, self._compression, told,
+                    threads,
+                )  # fmt: skip
+                entry, its_files, settle = writer.write(captured.items, ledger, captured.blobs)
                 entries[name] = {**captured.entry, "numbers": captured.items.numbers, **entry}
-                self.ledgers[name] = after
-                named.update(after.files)
+                self.ledgers[name] = settle
+                named.update(its_files)
                 self.written += sum(file["bytes"] for file in writer.written.values())
                 if ledger is not None:
-                    again = after.files.keys() - writer.written.keys()
+                    again = its_files.keys() - writer.written.keys()
                     links.update({Path(ledger.folder) / file: file for file in again})
             for source, file in links.items():
                 self.written += self._files.link(source, self._folder / file)

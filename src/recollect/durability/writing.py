@@ -1,12 +1,14 @@
 """Writing one table of a snapshot: the rows that are new, the fields that changed, and the entry.
 
-What is on disk already is named again and linked by `snapshot`. The order of the work follows
-the disk: each file is handed over to be synced as soon as it is finished.
+What is on disk already is named again and linked by `snapshot`. Rows are read, hashed and written
+by a few threads, a segment each; the disk begins with a file as soon as it is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, wait
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +16,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.arrow import bytes_array
 from recollect.durability.arrays import BLOCK, OnDisk, differences, plan_array
 from recollect.durability.files import Files, Syncing
-from recollect.durability.ledger import (
-    Known,
-    Ledger,
-    Plan,
-    alive,
-    changed_segments,
-    empty_ledger,
-    parts,
-    plan,
-    wasted,
+from recollect.durability.ledger import LOW, Known, Ledger, Plan, empty_ledger, parts, plan, wasted
+from recollect.durability.segments import (
+    ChangesWriter,
+    Ref,
+    SegmentWriter,
+    file_name,
+    items_batch,
 )
-from recollect.durability.segments import ChangesWriter, Ref, SegmentWriter, file_name
 from recollect.storage.buffers import BufferPool
-from recollect.storage.capture import Capture
+from recollect.storage.capture import RECORDED, Capture, Runs, absent_value
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
 
-Segment = tuple[Known, Array | None]  # and which of its items are alive, None for all
+Settle = Callable[[str, int], Ledger]
 
+SPARSE = 8  # a column with one in so many of its values changed is written again
 BATCH = 32 << 20  # bytes of payload in a record batch
 SMALL = "lz4"  # how fields are compressed
 
@@ -52,6 +52,7 @@ class TableWriter:
         files: Files,
         compression: str | None,
         told: Callable[[int], None],
+        threads: Executor,
     ) -> None:
         self._folder, self._name, self._run = folder, name, run
         self._syncing, self._files = syncing, files
@@ -63,7 +64,9 @@ class TableWriter:
         self._changes = ChangesWriter(*self._at("changes"), SMALL)
         self._arrays = ChangesWriter(*self._at("arrays"), SMALL)
         self._blobs = SegmentWriter(*self._at("blobs"), compression)
-        self._of_items: list[Segment] = []
+        self._threads = threads
+        self._rows: list[Future[None]] = []
+        self._of_items: list[Known] = []
         self._pieces: dict[str, list[tuple[Array, dict[str, Any], str]]] = {}
 
     def _at(self, kind: str, number: int | None = None) -> tuple[Path, str, Syncing, Files]:
@@ -72,26 +75,36 @@ class TableWriter:
 
     def write(
         self, captured: Capture, ledger: Ledger | None, blobs: Mapping[str, bytes]
-    ) -> tuple[dict[str, Any], Ledger]:
-        """Write what has changed; returns what the manifest says of it, and the next ledger."""
-        old = empty_ledger(captured.key.size) if ledger is None else ledger
+    ) -> tuple[dict[str, Any], dict[str, Any], Settle]:
+        """Write what has changed; returns what the manifest says of it, the files that it names,
+        and what makes the next ledger once this save is committed.
+        """
+        old = empty_ledger() if ledger is None else ledger
         planned = plan(captured, old)
         try:
             waste = wasted(old, _counted(old, planned.kept))
-            segments = self._keep(captured, old, planned, waste)
-            segments += self._add(captured, planned)
+            added = self._add(captured, planned)
+            segments, sparse = self._keep(captured, old, planned, waste)
+            segments.update(added)
+            patched = self._write_patches(captured, old, segments, sparse)
             self._write_items(captured)
             self._write_pieces()
             arrays, on_disk = self._write_arrays(captured, old, waste)
             kept_blobs = self._write_blobs(blobs, old)
             for writer in (self._items, self._changes, self._arrays, self._blobs):
                 self._finish(writer)
+            for rows in self._rows:
+                rows.result()
         except BaseException:
+            for rows in self._rows:
+                rows.cancel()
+            wait(self._rows)
             for writer in (self._items, self._changes, self._arrays, self._blobs):
                 writer.abandon()
             raise
         entry = {
-            "segments": [known.entry for known, _ in segments],
+            "segments": [known.entry for known in segments.values()],
+            "patches": patched,
             "arrays": arrays,
             "blobs": sorted(
                 [file, number] for file, number in {tuple(r) for r in kept_blobs.values()}
@@ -99,7 +112,16 @@ class TableWriter:
         }
         named = named_files(entry)
         files = {name: self.written.get(name) or old.files[name] for name in named}
-        return entry, _ledger(captured, segments, files, on_disk, kept_blobs, patches(entry))
+
+        def settle(folder: str, sequence: int) -> Ledger:
+            return Ledger(
+                folder, sequence, files, segments, _places(captured, old, planned, added),
+                captured.records, captured.key if captured.records is None else None,
+                captured.fixed.get("revision"), _in_columns(captured, old, sparse), on_disk,
+                patches(entry), kept_blobs,
+            )  # fmt: skip
+
+        return entry, files, settle
 
     def _finish(self, writer: SegmentWriter) -> None:
         entry = writer.close()
@@ -107,69 +129,77 @@ class TableWriter:
             self.written[writer.name] = entry
 
     # -- rows -------------------------------------------------------------------------------------
-    def _add(self, captured: Capture, planned: Plan) -> list[Segment]:
-        """Write the rows that no kept segment has, in segments of about one size."""
-        added: list[Segment] = []
+    def _add(self, captured: Capture, planned: Plan) -> dict[int, Known]:
+        """Begin to write the rows that no kept segment has, in segments of about one size."""
+        added: dict[int, Known] = {}
+        free = (number for number in count() if number not in planned.kept)
         for number, run in enumerate(parts(captured, planned.fresh, planned.target)):
             slots = captured.arranged(run)
-            rows = SegmentWriter(*self._at("rows", number), self._compression)
-            shared = SegmentWriter(*self._at("shared", number), self._compression)
-            count = 0
-            try:
-                for some in parts(captured, slots, BATCH):
-                    arrow = captured.read(some, self._pool.array).to_arrow()
-                    rows.write(arrow.rows)
-                    count += arrow.rows.num_rows
-                    if arrow.shared is not None:
-                        shared.write(arrow.shared)
-                    self._told(int(captured.nbytes(some).sum()))
-                for writer in (rows, shared):
-                    self._finish(writer)
-            except BaseException:
-                rows.abandon()
-                shared.abandon()
-                raise
             entry: dict[str, Any] = {
-                "rows": rows.name,
-                "shared": shared.name if shared.batches else None,
+                "rows": file_name(self._name, "rows", self._run, number),
+                "shared": None,
                 "items": None,
                 "count": slots.size,
-                "row_count": count,
+                "row_count": 0,
                 "row_bytes": captured.row_bytes,
                 "nbytes": int(captured.nbytes(slots).sum()),
                 "live": slots.size,
                 "alive": None,
                 "changed": {},
             }
-            known = Known(entry, slots, captured.rows(slots))
-            self._of_items.append((known, None))
-            added.append((known, None))
+            known = Known(entry, slots, captured.rows(slots), None)
+            self._of_items.append(known)
+            added[next(free)] = known
+            self._rows.append(self._threads.submit(self._write_rows, captured, known, number))
         return added
+
+    def _write_rows(self, captured: Capture, known: Known, number: int) -> None:
+        """Write the rows of a segment, in one of the threads."""
+        rows = SegmentWriter(*self._at("rows", number), self._compression)
+        shared = SegmentWriter(*self._at("shared", number), self._compression)
+        try:
+            for some in parts(captured, known.slots, BATCH):
+                arrow = captured.read(some, self._pool.array).to_arrow()
+                rows.write(arrow.rows)
+                known.entry["row_count"] += arrow.rows.num_rows
+                if arrow.shared is not None:
+                    shared.write(arrow.shared)
+                self._told(int(captured.nbytes(some).sum()))
+            if shared.batches:
+                known.entry["shared"] = shared.name
+            for writer in (rows, shared):
+                self._finish(writer)
+        except BaseException:
+            rows.abandon()
+            shared.abandon()
+            raise
 
     def _write_items(self, captured: Capture) -> None:
         """Write the fields of all segments that asked for it, one after another in one batch."""
         if not self._of_items:
             return
-        slots = np.concatenate([known.slots for known, _ in self._of_items])
-        here = None
-        if any(alive is not None for _, alive in self._of_items):
-            every = [(np.ones(known.slots.size, np.bool_), a) for known, a in self._of_items]
-            here = np.concatenate([ones if a is None else a for ones, a in every])
-        columns: dict[str, Array] = {"key": _of(captured.key, slots, here)}
-        columns["slot"] = slots.astype(np.int32)
+        slots = np.concatenate([known.slots for known in self._of_items])
+        runs, here = Runs(slots), None
+        if any(known.alive is not None for known in self._of_items):
+            here = np.concatenate([_alive(known) for known in self._of_items])
+
+        def taken(array: Array) -> Array:
+            """Zero where an item has gone: its slot may be another's now."""
+            return runs.take(array) if here is None else _of(array, slots, here)
+
+        columns: dict[str, Array] = {"key": taken(captured.key), "slot": slots.astype(np.int32)}
         for name, array in (*captured.fixed.items(), *captured.changing.items()):
-            columns[name] = _of(array, slots, here)
+            columns[name] = taken(array)
         if "rows" in columns:  # of those that have gone too: their rows are still in the file
             columns["rows"] = np.concatenate(
                 [
                     np.ones(known.slots.size, np.int32) if known.rows is None else known.rows
-                    for known, _ in self._of_items
+                    for known in self._of_items
                 ]
             )
-        arrays = [pa.array(np.ascontiguousarray(column)) for column in columns.values()]
-        ref = self._items.write(pa.record_batch(arrays, list(columns)), slots.size)
+        ref = self._items.write(items_batch(columns), slots.size)
         first = 0
-        for known, _ in self._of_items:
+        for known in self._of_items:
             known.entry["items"] = [*ref, first]
             first += known.slots.size
 
@@ -183,35 +213,67 @@ class TableWriter:
     # -- what is on disk already ------------------------------------------------------------------
     def _keep(
         self, captured: Capture, ledger: Ledger, planned: Plan, waste: set[str]
-    ) -> list[Segment]:
-        """Name segments again, with the fields that changed and the items that have gone."""
-        if not planned.kept:
-            return []
-        changed = {
-            name: changed_segments(captured, ledger, planned, name) for name in captured.changing
+    ) -> tuple[dict[int, Known], dict[str, Ints]]:
+        """Name segments again, with the items that have gone and columns of which much changed.
+
+        Also returns, by field, the slots whose values changed in the other columns.
+        """
+        many = 1 + max(planned.kept, default=0)
+        counts = {
+            name: np.bincount(ledger.place[slots] >> 32, minlength=many)
+            for name, slots in planned.columns.items()
         }
-        kept: list[Segment] = []
-        for number in planned.kept:
-            segment = ledger.segments[number]
-            slots, entry = segment.slots, dict(segment.entry)
-            here = alive(captured, ledger, planned, number)
-            live = int(here.sum())
-            if live != entry["live"] or (entry["alive"] and entry["alive"][0] in waste):
-                bits = np.packbits(here, bitorder="little")
+        whole = {name: np.zeros(many, np.bool_) for name in planned.columns}
+        kept: dict[int, Known] = {}
+        for number, known in planned.kept.items():
+            entry = {**known.entry, "changed": dict(known.entry["changed"])}
+            again = known._replace(entry=entry)
+            died = entry["live"] != ledger.segments[number].entry["live"]
+            if died or (entry["alive"] and entry["alive"][0] in waste):
+                bits = np.packbits(_alive(known), bitorder="little")
                 self._pieces.setdefault("alive", []).append((bits, entry, "alive"))
-            entry["live"] = live
+            columns: dict[str, Any] = entry["changed"]
             if entry["items"][0] in waste:
-                self._of_items.append((Known(entry, slots, segment.rows), here))
-                entry["changed"] = {}
-            else:
-                columns = dict(entry["changed"])
-                for name, where in changed.items():
-                    if number in where or (name in columns and columns[name][0] in waste):
-                        values = _of(captured.changing[name], slots, here)
-                        self._pieces.setdefault(name, []).append((values, columns, name))
-                entry["changed"] = columns
-            kept.append((Known(entry, slots, segment.rows), here))
-        return kept
+                self._of_items.append(again)
+                columns.clear()
+                for chosen in whole.values():
+                    chosen[number] = True
+                kept[number] = again
+                continue
+            for name, of in counts.items():
+                much = of[number] * SPARSE > entry["count"]
+                if much or (name in columns and columns[name][0] in waste):
+                    whole[name][number] = True
+                    values = _of(captured.changing[name], known.slots, _alive(known))
+                    self._pieces.setdefault(name, []).append((values, columns, name))
+            kept[number] = again
+        sparse = {
+            name: slots[~whole[name][ledger.place[slots] >> 32]]
+            for name, slots in planned.columns.items()
+        }
+        return kept, {name: slots for name, slots in sparse.items() if slots.size}
+
+    def _write_patches(
+        self,
+        captured: Capture,
+        ledger: Ledger,
+        segments: Mapping[int, Known],
+        sparse: Mapping[str, Ints],
+    ) -> dict[str, Any]:
+        """Write single values of columns, and where they stand in all segments taken together."""
+        firsts = np.zeros(1 + max(segments, default=0), np.int64)
+        done = 0
+        for number, known in segments.items():
+            firsts[number] = done
+            done += known.slots.size
+        patched = {}
+        for name, slots in sparse.items():
+            place = ledger.place[slots]
+            where = (firsts[place >> 32] + (place & LOW)).astype(np.int32)
+            places = _add_pieces(self._changes, f"{name} places", [where])[0]
+            values = _add_pieces(self._changes, f"{name} values", [captured.changing[name][slots]])
+            patched[name] = {"places": places, "values": values[0]}
+        return patched
 
     # -- arrays and blobs -------------------------------------------------------------------------
     def _write_arrays(
@@ -249,8 +311,8 @@ class TableWriter:
             kept = {}
         new = [name for name in blobs if name not in kept]
         if new:
-            values = pa.array([blobs[name] for name in new], pa.large_binary())
-            names = pa.array(new, pa.large_utf8())
+            values = bytes_array([blobs[name] for name in new], pa.large_binary())
+            names = bytes_array([name.encode() for name in new], pa.large_utf8())
             ref = self._blobs.write(pa.record_batch([names, values], ["name", "blob"]))
             kept.update(dict.fromkeys(new, ref))
         return kept
@@ -265,38 +327,48 @@ def _add_pieces(writer: ChangesWriter, name: str, pieces: list[Array]) -> list[l
     return [[*ref, end - piece.size, piece.size] for piece, end in zip(pieces, ends, strict=True)]
 
 
-def _of(array: Array, slots: Ints, here: Array | None) -> Array:
+def _of(array: Array, slots: Ints, here: Array) -> Array:
     """The values of slots, zero where an item has gone: its slot may be another's now."""
-    if here is None:
-        return array[slots]
     values = np.zeros(slots.size, array.dtype)
     values[here] = array[slots[here]]
     return values
 
 
-def _ledger(
-    captured: Capture,
-    segments: list[Segment],
-    files: dict[str, dict[str, Any]],
-    arrays: dict[str, OnDisk],
-    blobs: dict[str, Ref],
-    patched: list[Ref],
-) -> Ledger:
-    """What is on disk once this save is committed; its folder is filled in then."""
-    place = np.full(captured.key.size, -1, np.int64)
-    for number, (known, here) in enumerate(segments):
-        places = (np.int64(number) << 32) | np.arange(known.slots.size)
-        if here is None:
-            place[known.slots] = places
-        else:
-            place[known.slots[here]] = places[here]
-    return Ledger(
-        "", files, [known for known, _ in segments], captured.key,
-        captured.fixed.get("revision"), place, captured.changing, arrays, patched, blobs,
-    )  # fmt: skip
+def _alive(known: Known) -> Array:
+    return np.ones(known.slots.size, np.bool_) if known.alive is None else known.alive
 
 
-def _counted(ledger: Ledger, kept: list[int]) -> dict[str, int]:
+def _places(captured: Capture, ledger: Ledger, planned: Plan, added: Mapping[int, Known]) -> Ints:
+    """Where each slot's rows are now."""
+    place = ledger.place
+    if place.size != captured.key.size:
+        place = np.full(captured.key.size, -1, np.int64)
+        common = min(place.size, ledger.place.size)
+        place[:common] = ledger.place[:common]
+    place[planned.gone[planned.gone < place.size]] = -1
+    for number, known in added.items():
+        items = np.arange(known.slots.size, dtype=np.int64)
+        Runs(known.slots).put(place, (np.int64(number) << 32) | items)
+    return place
+
+
+def _in_columns(captured: Capture, ledger: Ledger, sparse: Mapping[str, Ints]) -> dict[str, Array]:
+    """Fields as their columns have them: single values that were patched are not in there."""
+    before = {}
+    for name, now in captured.changing.items():
+        if captured.records is not None and name in RECORDED:
+            if name in sparse:
+                now[sparse[name]] = captured.before(name, sparse[name])
+            continue
+        before[name] = now
+        if name in sparse:
+            known = ledger.before.get(name)
+            absent = absent_value(name, now.dtype)
+            now[sparse[name]] = absent if known is None else known[sparse[name]]
+    return before
+
+
+def _counted(ledger: Ledger, kept: Iterable[int]) -> dict[str, int]:
     """How many values of each file are still named."""
     counts: dict[str, int] = {}
 
@@ -320,8 +392,10 @@ def _counted(ledger: Ledger, kept: list[int]) -> dict[str, int]:
 
 
 def patches(entry: Mapping[str, Any]) -> list[Ref]:
-    """Where the patches of a table's arrays are."""
-    return [ref for array in entry["arrays"].values() for ref in (array["patch"] or {}).values()]
+    """Where the patches of a table's arrays and columns are."""
+    all_ = [*(array["patch"] or {} for array in entry["arrays"].values())]
+    all_ += entry.get("patches", {}).values()  # format 1 has none of columns
+    return [ref for patch in all_ for ref in patch.values()]
 
 
 def named_files(entry: Mapping[str, Any]) -> list[str]:

@@ -38,9 +38,9 @@ def load_dealing() -> Any:
 
 
 def _tables() -> Any:
-    from recollect.kernels import items, rows
+    from recollect.kernels import items, rows, saving
 
-    return SimpleNamespace(items=items, rows=rows)
+    return SimpleNamespace(items=items, rows=rows, saving=saving)
 
 
 def _steps() -> Any:

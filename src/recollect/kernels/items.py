@@ -568,12 +568,12 @@ def arrange(items, table, slots, n, verb, mask, work):
 
 
 @kernel("void(ints, int64, int32[::1])", nogil=True)
-def list_free(links, first, free):
-    """List the free slots in the order of their links, from a copy of the records' first words."""
+def list_free(records, first, free):
+    """List the free slots in the order of their links, from the words of a copy of the records."""
     slot = first
     for place in range(free.size):
         free[place] = slot
-        slot = links[slot] & 0xFFFFFFFF
+        slot = records[4 * slot + KEY] & 0xFFFFFFFF
 
 
 @kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")

@@ -153,6 +153,23 @@ def copy_cells(target, stride, source, size, n):
             copy_bytes(target + i * stride, source + i * size, size)
 
 
+@njit
+def collect_cells(target, source, stride, size, n):
+    """Copy n cells from places a stride apart, so that they lie side by side."""
+    if size == 4:
+        for i in range(n):
+            _copy_4(target + 4 * i, source + i * stride)
+    elif size == 8:
+        for i in range(n):
+            _copy_8(target + 8 * i, source + i * stride)
+    elif size == 1:
+        for i in range(n):
+            _copy_1(target + i, source + i * stride)
+    else:
+        for i in range(n):
+            copy_bytes(target + i * size, source + i * stride, size)
+
+
 @intrinsic
 def _stream_32(typing_context, target, source):
     """Copy 32 bytes past the caches; the target is a multiple of 32."""

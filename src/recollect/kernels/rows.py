@@ -23,6 +23,7 @@ from recollect.kernels.layout import (
     SIZE,
 )
 from recollect.kernels.raw import (
+    collect_cells,
     copy_bytes,
     copy_cells,
     fence,
@@ -117,6 +118,35 @@ def append_fixed(base, stride, first, begin, end, columns, list_id):
             size = columns[c, SIZE]
             source = data_of(objects[c]) + start * size
             copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+
+
+@kernel("void(int64, int64, int64, int64, int64, table, int64)")
+def place_fixed(base, stride, first, begin, end, columns, list_id):
+    """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        record = base + (first + start - begin) * stride
+        for c in range(columns.shape[0]):
+            size = columns[c, SIZE]
+            source = data_of(objects[c]) + start * size
+            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+
+
+@kernel("void(int64, int64, int64, int64, int64, table, int64)")
+def take_fixed(base, stride, first, begin, end, columns, list_id):
+    """The other way: copy records `first`, ... to the rows [begin, end) of the arrays in a list.
+
+    What a snapshot reads lies side by side for the most part, and is copied column by column.
+    """
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        record = base + (first + start - begin) * stride
+        for c in range(columns.shape[0]):
+            size = columns[c, SIZE]
+            target = data_of(objects[c]) + start * size
+            collect_cells(target, record + columns[c, OFFSET], stride, size, stop - start)
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)", nogil=False)

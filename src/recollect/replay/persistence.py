@@ -8,7 +8,7 @@ one of the same size continues draw by draw, because the order of legal starts i
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,9 +102,15 @@ class StepsMember:
     def ledger(self, ledger: Ledger | None) -> None:
         self._buffer._ledger = ledger
 
+    def ledger_later(self, make: Callable[[], Ledger]) -> None:
+        self.ledger = make()
+
     @property
     def journaled(self) -> bool:
         return getattr(self._buffer, "_journal", None) is not None
+
+    def untouched(self) -> None:
+        """Files are checked before anything changes."""
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self._buffer._transaction()
@@ -142,7 +148,7 @@ class StepsMember:
             changing["priority"] = rings.priority[: rings.slots].copy()
         lanes = store.lanes
         items = StepsCapture(
-            numbers, np.zeros(0, np.int64), np.zeros(rings.slots, np.uint64), {}, changing, arrays,
+            numbers, 0, np.zeros(rings.slots, np.uint64), {}, changing, arrays,
             0 if lanes is None else lanes.row_bytes,
         )  # fmt: skip
         items.newest = rings.newest.copy()
@@ -177,6 +183,9 @@ class StepsMember:
             "nbytes": store.nbytes,
         }
         return Captured(entry, items)
+
+    def undo(self, captured: Captured) -> None:
+        """Nothing was written over."""
 
     def finish(self, captured: Captured) -> None:
         items, numbers = captured.items, captured.items.numbers

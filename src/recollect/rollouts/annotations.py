@@ -15,9 +15,9 @@ from recollect.ragged import Ragged
 from recollect.rollouts.cells import other_array, to_json
 from recollect.rollouts.checks import only_flags
 from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
-from recollect.rollouts.expiring import as_rows, judge_again, row_payload
+from recollect.rollouts.expiring import as_rows, judge_again
 from recollect.rollouts.rollout import CODES, Status
-from recollect.schema import Rows, Stored
+from recollect.schema import Rows, Stored, row_payload
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -264,6 +264,8 @@ def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any)
         entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
         if not any(cell in core.needs for cell in entry.lacks):
             ready.append(key)
+    if ready and core.judge is not None:
+        ready = core.judge(ready)  # whoever judges groups before they train keeps some back
     if ready and core.needs:
         done = np.array(ready, np.uint64)
         core.storage.update(done, {"ready": True})

@@ -7,7 +7,7 @@ all of it. `buffer.py` and `blocking.py` are the two faces that run the verbs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
 from recollect.rollouts.expiring import expire_due, stale_rows, verdict, without_stale
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
+from recollect.rollouts.rewinding import Line
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages, check_cell
@@ -129,7 +130,11 @@ class Core:
         self.by_id: dict[str, int] = {}
         self.blobs = Blobs()
         self.accounts = Accounts()
+        self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judging.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
+        self.keeping = False  # whether trained groups stay until `rewinding.forget_trained`
+        self.unkept = 0  # the last step whose trained groups did not stay
+        self.line = Line.new()
         self.events = Events(self.table._transaction)
         self.space = Space(self)
         self.stages = Stages(self)

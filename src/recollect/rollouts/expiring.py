@@ -34,7 +34,7 @@ from recollect.rollouts.groups import finished
 from recollect.rollouts.rollout import CODES, STATUSES, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Rows, Schema, Stored
+from recollect.schema import Rows, Stored, row_payload
 from recollect.storage.fields import ABSENT_INT
 
 if TYPE_CHECKING:
@@ -301,22 +301,6 @@ def as_rows(columns: Columns) -> Rows:
     present = columns.present
     arrays: list[Stored] = list(columns.columns.values())
     return Rows(columns._count(), arrays, [present.get(name) for name in columns.columns])
-
-
-def row_payload(schema: Schema, rows: Rows) -> Ints:
-    """Bytes of payload of each row: an absent cell has none."""
-    total = np.zeros(rows.count, np.int64)
-    for place, column in enumerate(schema.columns.values()):
-        cells = rows.columns[place]
-        present = None if rows.present is None else rows.present[place]
-        if isinstance(cells, Ragged):
-            sizes: Any = cells.lengths * column.size
-        elif cells is not None:
-            sizes = np.int64(column.size)
-        else:
-            continue
-        total += sizes if present is None else np.where(present, sizes, 0)
-    return total
 
 
 # -- trajectories in several segments -------------------------------------------------------------

@@ -28,6 +28,7 @@ from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.annotations import PLACES
 from recollect.rollouts.blobs import Blobs, digest
 from recollect.rollouts.encoding import ARRAYS, Entry
+from recollect.rollouts.rewinding import Line
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages
@@ -80,6 +81,7 @@ def forget(core: Core) -> None:
     core.entries.clear()
     core.by_id.clear()
     core.steps_of.clear()
+    core.line = Line.new()
     core.blobs, core.accounts = Blobs(), Accounts()
     core.space, core.stages = Space(core), Stages(core)
 
@@ -144,6 +146,7 @@ def own_state(core: Core) -> dict[str, Any]:
     return {
         "train_step": core.train_step,
         "accounts": core.accounts.state(),
+        "line": core.line.to_json(),
     }
 
 
@@ -151,6 +154,7 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
     """Put that back, and make the rest again from the table."""
     core.train_step = own["train_step"]
     core.accounts.restore(own["accounts"])
+    core.line = Line.from_json(own.get("line"))
     keys = np.sort(core.storage.find(None, None, visible=False))
     if not keys.size:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
+
+log = logging.getLogger("recollect.rollouts")
 
 Keys = NDArray[np.uint64]
 
@@ -150,11 +153,22 @@ class Space:
             before = core.nbytes
             oldest = storage.take(OLDEST_FIRST, 1, where, hide=True)
             core.remove(oldest.keys, "archived", hidden=True)
+            self._let_go()
             items -= 1
             nbytes -= before - core.nbytes
         if kept.size:
             storage.show(kept, returned=False)
         return items, nbytes
+
+    def _let_go(self) -> None:
+        """A trained group gave way: where it was kept for a rewind, it will be generated again."""
+        core = self._core
+        if core.keeping and core.unkept < core.train_step:
+            core.unkept = core.train_step
+            log.warning(
+                "the buffer is full, and trained groups that a checkpoint has not covered yet give "
+                "way: a rewind would generate them again; save more often, or raise the capacity"
+            )
 
     def drop_stalest(self, items: int, nbytes: int, spared: Keys) -> Blocked | None:
         """Evict all but some groups, those of the archive first; what is leased cannot leave."""

@@ -13,7 +13,6 @@ from recollect.arguments import keys_of, many, time_span, whole
 from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
 from recollect.info import Lease
-from recollect.leases import Held
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -230,28 +229,15 @@ class Taking:
                 return core.stages.give_back(lease)
             held = table._leases.end(lease)
             step = core.steps_of.pop(held.lease.id, core.train_step)
-            if core.archive:
-                self._archive(held, step if train_step is None else train_step)
+            step = step if train_step is None else train_step
+            if core.archive or core.keeping:
+                archive(core, held.keys, step, held.lease)
             else:
+                core.unkept = max(core.unkept, step)
                 core.remove(held.keys, "trained", hidden=True)
             return int(held.keys.size)
 
         return Verb(attempt, table._gate.arrivals, None, "confirm")
-
-    def _archive(self, held: Held, step: int) -> None:
-        """Trained groups stay, and nothing takes, expires or claims them any more."""
-        core, storage, keys = self._core, self._core.storage, held.keys
-        core.leave_account(keys, "trained")
-        fields = {
-            "status": Status.ARCHIVED.value,
-            "expires": np.full(keys.size, ABSENT_INT),
-            "trained_at": np.full(keys.size, step, np.int64),
-        }
-        storage.update(keys, fields)
-        storage.show(keys, returned=False)
-        self._table._effects.emit(Archived, keys, held.lease)
-        self._table._effects.emit(Updated, keys, fields)
-        self._table._gate.departures.changed(keys.size)  # what is archived makes room when needed
 
     def give_back(self, lease: Any) -> Verb[int]:
         core, table = self._core, self._table
@@ -319,6 +305,23 @@ class Taking:
         with self._table._transaction():
             core.enter()
             return self._missing(shares) is None
+
+
+def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> None:
+    """Hidden groups are trained and stay; nothing takes, expires or claims them any more."""
+    storage, table = core.storage, core.table
+    core.leave_account(keys, "trained")
+    fields = {
+        "status": Status.ARCHIVED.value,
+        "expires": np.full(keys.size, ABSENT_INT),
+        "trained_at": np.full(keys.size, step, np.int64),
+    }
+    storage.update(keys, fields)
+    storage.show(keys, returned=False)
+    if lease is not None:
+        table._effects.emit(Archived, keys, lease)
+    table._effects.emit(Updated, keys, fields)
+    table._gate.departures.changed(keys.size)  # what is archived makes room when needed
 
 
 def checked_sizes(sizes: Any) -> dict[str, int]:

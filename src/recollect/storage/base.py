@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from recollect.batch import Batch
 from recollect.clock import Clock
+from recollect.errors import UnknownKey
 from recollect.query import FieldType, Query
 from recollect.schema import Rows, Schema
 from recollect.selectors import Selector
@@ -119,6 +120,14 @@ class Chosen(Protocol):
     def read(self, allocate: Any = None, lease: Any = None) -> Batch:
         """Copy the payload; needs no lock and holds what it reads."""
         ...
+
+
+def unknown_keys(gone: Sequence[int], asked: int) -> UnknownKey:
+    """What `get` raises where some of the keys that were asked for are not there."""
+    return UnknownKey(
+        f"{len(gone)} of {asked} keys are not in the table, such as {gone[0]}: their items have "
+        "gone, or are of another table; update() says which keys are there"
+    )
 
 
 class Contended(Exception):

@@ -64,10 +64,14 @@ def _references_of_unused() -> int:
 
 
 class BufferPool:
-    """Keeps at most `most` bytes of buffers, in use or not, and reuses those that are free."""
+    """Keeps at most `most` bytes of buffers, in use or not, and reuses those that are free.
+
+    `lent` is how much more of large ones somebody may hold on to after they were given up.
+    """
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.lent = 0
         self._lock = threading.Lock()
         self._buffers: list[Bytes] = []
         self._unused = _references_of_unused()
@@ -88,13 +92,14 @@ class BufferPool:
                 return
             total = sum(kept.size for kept in self._buffers) + buffer.size
             place = 0
-            while total > self.most and place < len(self._buffers):
+            most = self.most + (self.lent if buffer.size >= LARGE else 0)
+            while total > most and place < len(self._buffers):
                 if sys.getrefcount(self._buffers[place]) == self._unused:
                     total -= self._buffers[place].size
                     del self._buffers[place]
                 else:
                     place += 1
-            if total <= self.most:
+            if total <= most:
                 self._buffers.append(buffer)
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:

@@ -155,16 +155,40 @@ def absent_of(name: str, kind: FieldType) -> Any:
     return {"float": math.nan, "bool": -1, "str": -1}[kind]
 
 
-class FieldArray:
+class Texts:
+    """The codes of one text field."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.codes: dict[str, int] = {}
+
+    def code(self, text: Any) -> int:
+        if text is None:
+            return -1
+        code = self.codes.get(text)
+        if code is None:
+            code = self.codes[text] = len(self.names)
+            self.names.append(text)
+        return code
+
+    def keep(self, used: Array) -> Array:
+        """Forget the texts that none of these codes stands for; returns the new codes."""
+        kept, codes = np.unique(used, return_inverse=True)
+        absent = int(kept.size > 0 and kept[0] == -1)
+        self.names = [self.names[code] for code in kept[absent:].tolist()]
+        self.codes = {text: code for code, text in enumerate(self.names)}
+        return (codes - absent).astype(np.int32)
+
+
+class FieldArray(Texts):
     """One field of all items, by slot."""
 
     def __init__(self, name: str, kind: FieldType, size: int) -> None:
+        super().__init__()
         self.name = name
         self.kind = kind
         self.absent = absent_of(name, kind)
         self.array: Array = np.full(size, self.absent, _DTYPES[kind])
-        self.names: list[str] = []
-        self.codes: dict[str, int] = {}
         self._texts: tuple[list[str], Array] = ([], np.array([None], object))
 
     def resize(self, size: int) -> None:
@@ -177,9 +201,9 @@ class FieldArray:
         if self.kind == "str":
             self._forget_unused(slots.size)
             if isinstance(value, np.ndarray):
-                self.array[slots] = [self._code(text) for text in value]
+                self.array[slots] = [self.code(text) for text in value]
             else:
-                self.array[slots] = self._code(value)
+                self.array[slots] = self.code(value)
         else:
             self.array[slots] = self.absent if value is None else value
 
@@ -187,28 +211,14 @@ class FieldArray:
         """The same for one item and one value."""
         if self.kind == "str":
             self._forget_unused(1)
-            self.array[slot] = self._code(value)
+            self.array[slot] = self.code(value)
         else:
             self.array[slot] = self.absent if value is None else value
 
-    def _code(self, text: Any) -> int:
-        if text is None:
-            return -1
-        code = self.codes.get(text)
-        if code is None:
-            code = self.codes[text] = len(self.names)
-            self.names.append(text)
-        return code
-
     def _forget_unused(self, more: int) -> None:
-        """Number the categories anew when most of them belong to items that have gone."""
-        if len(self.names) + more <= 2 * self.array.size + 1024:
-            return
-        used, codes = np.unique(self.array, return_inverse=True)
-        first = int(used[0] == -1)
-        self.names = [self.names[code] for code in used[first:]]
-        self.codes = {text: code for code, text in enumerate(self.names)}
-        self.array = (codes - first).astype(np.int32)
+        """Number the texts anew when most of them belong to items that have gone."""
+        if len(self.names) + more > 2 * self.array.size + 1024:
+            self.array = self.keep(self.array)
 
     def plain(self, value: FieldValue, count: int) -> list[Any]:
         """Checked values as Python objects, one per item, None where absent."""

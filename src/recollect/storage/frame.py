@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue, UnknownKey
+from recollect.errors import InvalidValue
 from recollect.kernels import load
 from recollect.optional import optional
 from recollect.schema import Rows, Schema
 from recollect.selectors import Selector
-from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where
+from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.frame_choosing import Choosing, Draw
 from recollect.storage.frame_chosen import FrameChosen
@@ -329,10 +329,7 @@ class FrameStorage:
         positions = self._items.find(keys)
         if (positions < 0).any():
             gone = keys[positions < 0]
-            raise UnknownKey(
-                f"{gone.size} of {keys.size} keys are not in the table, such as {gone[0]}: their "
-                "items have gone, or are of another table; update() says which keys are there"
-            )
+            raise unknown_keys(gone.tolist(), keys.size)
         chosen = self._named(positions)
         chosen.columns = columns
         return chosen

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recollect.optional import optional
 from recollect.query import FieldType, FieldValues, Query, mask
-from recollect.storage.fields import BUILT_IN, FieldValue, absent_of
+from recollect.storage.fields import BUILT_IN, FieldValue, Texts, absent_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,31 +50,6 @@ MADE: dict[str, tuple[Any, Any]] = {
     "shared": (np.int64, 0),  # of the shared cell
     "shared_nbytes": (np.int64, 0),
 }
-
-
-class Texts:
-    """The codes of one text field."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.codes: dict[str, int] = {}
-
-    def code(self, text: str | None) -> int:
-        if text is None:
-            return -1
-        code = self.codes.get(text)
-        if code is None:
-            code = self.codes[text] = len(self.names)
-            self.names.append(text)
-        return code
-
-    def keep(self, used: Array) -> Array:
-        """Forget the texts that none of these codes stands for; returns the new codes."""
-        kept, codes = np.unique(used, return_inverse=True)
-        absent = int(kept.size > 0 and kept[0] == -1)
-        self.names = [self.names[code] for code in kept[absent:].tolist()]
-        self.codes = {text: code for code, text in enumerate(self.names)}
-        return (codes - absent).astype(np.int32)
 
 
 class ItemFrame:
@@ -216,7 +191,7 @@ class ItemFrame:
             code = self.texts[name].code
             if isinstance(value, np.ndarray):
                 return np.array([code(text) for text in value.tolist()], np.int32)
-            return np.int32(code(value))  # type: ignore[arg-type]
+            return np.int32(code(value))
         dtype, absent = self._blank[name]
         if isinstance(value, np.ndarray):
             return value.astype(dtype)

@@ -59,6 +59,7 @@ class Indexing:
     def __init__(self, items: Items, partition_by: tuple[str, ...], kernels: Any) -> None:
         self._items = items
         self._kernels = kernels.items
+        self._saving = kernels.saving
         self.partitions = Partitions(partition_by, items.block)
         self.indexes = Indexes(items.block)
         self.work: Ints = np.zeros(1024, np.int64)
@@ -220,8 +221,9 @@ class Indexing:
             index = None if row == self.indexes.scratch else self.indexes.at(row)
             if index is not None and index.reserve(slots.size):
                 self._refresh(index)
-            for begin in range(0, slots.size, FILLED):
-                self.arrange(slots[begin : begin + FILLED], FILL + row, ADD)
+            self.make_work(min(slots.size, FILLED))
+            work = self.work[: 4 * FILLED + 64]
+            self._saving.fill_index(self._items.block, self.indexes.table[row], slots, work)
 
     def _in_order(self, slots: Ints) -> Ints:
         """Items in the order of arrival."""

@@ -32,6 +32,7 @@ class Items:
 
     def __init__(self, kernels: Any, capacity: int, fields: Mapping[str, FieldType]) -> None:
         self._kernels = kernels.items
+        self._saving = kernels.saving
         self._capacity = capacity
         self._types = fields
         self.block: Ints = np.zeros(layout.ITEMS_BLOCK, np.int64)
@@ -77,14 +78,26 @@ class Items:
             self._resize_hash(displaced)
 
     def _resize_hash(self, displaced: int) -> None:
+        self._own_hash(displaced)
+        self._kernels.rebuild_hash(self.block)
+
+    def _own_hash(self, displaced: int) -> None:
+        """An empty hash, with room for so many."""
         size = max(64, 1 << (2 * displaced).bit_length())
         self.block[layout.HASH_SIZE] = size
+        self.block[layout.DISPLACED] = 0
         self._own(layout.A_HASH, np.zeros(size, np.int32))
-        self._kernels.rebuild_hash(self.block)
 
     def resize(self, slots: int) -> None:
         """Give every array by slot so many slots."""
         before = self.now[layout.SLOTS]
+        self.have_slots(slots)
+        self._records[before:, layout.PRIORITY].view(np.float64)[:] = -1.0
+        self._kernels.add_slots(self.block, before)
+        self.rebuild()
+
+    def have_slots(self, slots: int) -> None:
+        """The same, for a caller that writes the records of new slots itself."""
         self.block[layout.SLOTS] = slots
         records = aligned_zeros(((slots + 15) & ~15, WORDS), np.int64)
         records[: len(self._records)] = self._records
@@ -95,21 +108,20 @@ class Items:
         self.priority: NDArray[np.float64] = records[:slots, layout.PRIORITY].view(np.float64)
         self.times: NDArray[np.int32] = records.view(np.int32)[:slots, layout.TIMES]
         self.state: NDArray[np.int8] = records.view(np.int8)[:slots, layout.STATE]
-        records[before:, layout.PRIORITY].view(np.float64)[:] = -1.0
         for position in [p for p in self.owned if p in _BY_SLOT] or [layout.A_INSERTED]:
             dtype, fill = _BY_SLOT[position]
             self._own(position, _grown(self.owned.get(position), slots, dtype, fill))
         for field in self.fields.values():
             field.resize(slots)
         self._show_version()
-        self._kernels.add_slots(self.block, before)
-        self.rebuild()
 
     def rebuild(self) -> None:
         """After records were written from outside: find keys and maxima again."""
-        home = (self.key & np.uint64(layout.COUNTER_MASK)).astype(np.int64) % self.key.size
-        stored = self.stored()
-        self._resize_hash(int((home[stored] != stored).sum()))
+        displaced = self._saving.count_displaced(self.block)
+        if displaced:
+            self._resize_hash(displaced)
+        else:
+            self._own_hash(0)
         if layout.A_PMAX in self.owned:
             self._own_maxima()
 

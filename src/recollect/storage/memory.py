@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue, UnknownKey
+from recollect.errors import InvalidValue
 from recollect.kernels import layout, load
 from recollect.query import Query, mask
 from recollect.schema import Rows, Schema
 from recollect.selectors import Linear, Mixed, Ordered, Prioritized, Selector, Smallest
-from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where
+from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.chosen import (
     LEFT,
@@ -549,10 +549,7 @@ class MemoryStorage:
         slots = self._items.slots_of(keys)
         if (slots < 0).any():
             gone = keys[slots < 0]
-            raise UnknownKey(
-                f"{gone.size} of {keys.size} keys are not in the table, such as {gone[0]}: their "
-                "items have gone, or are of another table; update() says which keys are there"
-            )
+            raise unknown_keys(gone.tolist(), keys.size)
         chosen = self._pin(named(self._items, slots))
         chosen.columns = columns
         return chosen

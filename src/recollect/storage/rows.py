@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ LARGEST = 8 << 20
 SMALLEST = 64 << 10
 HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
+SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
 MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
 PARTS = 8  # that two threads share
@@ -64,6 +66,15 @@ class Segment:
             return np.zeros(0, np.int64)
         owners = np.unique(self.owners[: self.rows])
         return owners[owners >= 0].astype(np.int64)
+
+
+class Stretch(NamedTuple):
+    """Some of the rows that come together, and where they go."""
+
+    segment: Segment
+    first: int  # row of the segment
+    begin: int  # of the rows that come,
+    end: int  # up to here
 
 
 class Directory(NamedTuple):
@@ -223,6 +234,36 @@ class RowStore:
             self._write(segment, rows, done, upto)
             done = upto
         return locations
+
+    def reserve(self, locations: Ints) -> list[Stretch]:
+        """Room for rows of one size, each an item: `place` fills it later, without the lock.
+
+        Writes the location of each, and returns where they go; until then nobody may read them.
+        """
+        stretches = []
+        done, count = 0, locations.size
+        while done < count:
+            segment = self._segment_with_room(self.stride)
+            room = (segment.tail - segment.rows * self.stride) // self.stride
+            upto = min(done + room, count)
+            first = (segment.number << 32) | segment.rows
+            locations[done:upto] = np.arange(first, first + upto - done)
+            stretches.append(Stretch(segment, segment.rows, done, upto))
+            segment.rows += upto - done
+            self.live_rows[segment.number] += upto - done
+            done = upto
+        return stretches
+
+    def place(self, stretches: Sequence[Stretch], before: int, rows: Rows) -> None:
+        """Copy rows, of which so many came before, to where there is room for them."""
+        upto = before + rows.count
+        for segment, first, begin, end in stretches:
+            low, high = max(begin, before), min(end, upto)
+            if low < high:
+                self._kernels.place_fixed(
+                    segment.base, self.stride, first + low - begin, low - before, high - before,
+                    self.table, id(rows.columns),
+                )  # fmt: skip
 
     def _append_split(
         self, rows: Rows, per_item: NDArray[np.int32], items: int, stored: Ints | None
@@ -472,6 +513,21 @@ class Reader:
         if reading.varying:
             present = self._gather_cells(reading, locations, allocate, arrays)
         return dict(zip(reading.names, arrays, strict=True)), present
+
+    def collect(
+        self, allocate: Allocate
+    ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
+        """`gather`, for rows that lie side by side for the most part: column by column."""
+        reading, locations = self._reading, self._locations
+        cuts = np.flatnonzero(np.diff(locations) != 1) + 1
+        if reading.varying or self._rows is not None or cuts.size * SHORT_RUN > locations.size:
+            return self.gather(allocate)
+        arrays = [allocate((len(locations), *shape), dtype) for _, shape, dtype in reading.fixed]
+        for begin, end in pairwise([0, *cuts.tolist(), len(locations)]):
+            segment, row = int(locations[begin]) >> 32, int(locations[begin]) & 0xFFFFFFFF
+            base, stride, _ = self._directory.entries[segment].tolist()
+            self._kernels.take_fixed(base, stride, row, begin, end, reading.table, id(arrays))
+        return dict(zip(reading.names, arrays, strict=True)), None
 
     def _only(self, names: Sequence[str]) -> Reading:
         places = [self._reading.names.index(name) for name in names]

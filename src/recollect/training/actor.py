@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recollect.config import Source, _load
+from recollect.config import Source, load_mapping
 from recollect.errors import InvalidValue, shown
 from recollect.optional import optional
 from recollect.rollouts.group import Group
@@ -151,7 +151,7 @@ def start_actor(config: Source, **options: Any) -> RemotePreparation:
         options: Of Ray's `actor.options`, such as `name`, `num_cpus` or `lifetime`.
     """
     ray = optional("ray")
-    data = _load(config) if isinstance(config, str | os.PathLike) else config
+    data = load_mapping(config) if isinstance(config, str | os.PathLike) else config
     if not isinstance(data, Mapping):
         raise InvalidValue(f"config: expected a mapping or a path, got {shown(config)}")
     DataPreparation.from_config(data)  # so that an error is raised here, and not in the actor

@@ -116,13 +116,17 @@ class SqlLeases:
         return {row[0]: self._held(*row) for row in self._rows(sa.true())}
 
     def overdue(self, now: float) -> list[Lease]:
-        state = self._transactions.state
-        if state.next_deadline is None or state.next_deadline > now + self._transactions.offset:
+        state, shared_now = self._transactions.state, now + self._transactions.offset
+        if state.next_deadline is None or state.next_deadline > shared_now:
             return []
-        late = self._rows(leases.c.deadline <= now + self._transactions.offset)
+        if not self._transactions.alone:
+            # It fell due since this take began. Others that take at the same moment see it too,
+            # and only one of them could end it: it is left to the next call.
+            return []
+        late = self._rows(leases.c.deadline <= shared_now)
         state.next_deadline = self._run(
             sa.select(sa.func.min(leases.c.deadline)).where(
-                self._mine, leases.c.deadline > now + self._transactions.offset
+                self._mine, leases.c.deadline > shared_now
             )
         ).scalar_one()
         return [self._lease(*row) for row in late]

@@ -1,9 +1,8 @@
 """One connection to a database, made when it is needed and made again when it was lost.
 
-Threads take turns under the lock of a storage, so one connection serves them all. What a driver
-raises becomes one of our own errors here. A transaction that could not begin is tried again for a
-while, because nothing has happened yet; one that broke in the middle has not happened either,
-and says so.
+Threads take turns under the lock of a storage, so one connection serves them all. A transaction
+that could not begin is tried again for a while, because nothing has happened yet; one that broke
+in the middle has not happened either, and says so.
 """
 
 from __future__ import annotations
@@ -19,13 +18,21 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from recollect.errors import StorageError, StorageUnavailable
-from recollect.storage.sql.dialects import parsed
+from recollect.errors import StorageUnavailable
+from recollect.storage.sql.addresses import parsed
+from recollect.storage.sql.dialects import File
+from recollect.storage.sql.failures import (
+    LOCKED_PATIENCE,
+    is_deadlocked,
+    is_locked,
+    is_lost,
+    may_pass,
+    translated,
+)
 
 Result = TypeVar("Result")
 
 PATIENCE = 10.0  # seconds in which a server may come back before a call gives up
-LOCKED_PATIENCE = 120.0  # seconds in which another process may finish what it does with SQLite
 _INHERITED: list[sa.Connection] = []  # kept, because closing them would end those of the parent
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two attempts
 
@@ -39,13 +46,16 @@ class Database:
         self._engine = self.dialect.engine(self.url)
         self._held: list[sa.Connection] = []  # none, or one
         self._process = os.getpid()
+        self._file: File | None = None  # that SQLite has open
         self._away = -math.inf  # when we last gave up on the server
         self._end = weakref.finalize(self, _close, self._held, self._process)
 
     @property
     def where(self) -> str:
-        """The address as messages show it, without a password."""
-        return self.url.render_as_string(hide_password=True)
+        """The address as messages show it, without driver and password."""
+        plain = self.url.set(drivername=self.url.drivername.partition("+")[0])
+        plain = plain.difference_update_query(["password", "sslpassword"])
+        return plain.render_as_string(hide_password=True)
 
     @property
     def in_memory(self) -> bool:
@@ -58,6 +68,7 @@ class Database:
 
     def another(self) -> Any:
         """A driver's connection of its own, for who listens."""
+        self._check_file()
         return self._engine.raw_connection()
 
     @property
@@ -77,17 +88,16 @@ class Database:
                 self._away = -math.inf
                 return result
             except DBAPIError as error:
-                locked = _is_locked(error)
+                locked = is_locked(error) or is_deadlocked(error)
                 self.rollback(lost=not locked)
-                passing = locked or _is_lost(error)
                 now = time.monotonic()
                 patience = LOCKED_PATIENCE if locked else self.patience
-                if now - self._away < LONGEST:  # somebody waited in vain just now
+                if not locked and now - self._away < LONGEST:  # somebody waited in vain just now
                     patience = 0.0
-                if not passing or now - began > patience:
+                if not may_pass(error) or now - began > patience:
                     if not locked:
                         self._away = now
-                    raise self.translated(error) from error
+                    raise translated(error, self.where) from error
             except BaseException:
                 self.rollback()
                 raise
@@ -102,21 +112,32 @@ class Database:
             self._process = os.getpid()
             self._end.detach()
             self._end = weakref.finalize(self, _close, self._held, self._process)
+        self._check_file()
         if not self._held:
             self._held.append(self._engine.connect())
+            if self._file is None:
+                self._file = self.dialect.file(self._held[0])
         return self._held[0]
+
+    def _check_file(self) -> None:
+        """A file that was removed or replaced still takes what we write, and nobody reads it."""
+        if self._file is not None and not self._file.is_there():
+            raise StorageUnavailable(
+                f"{self.where} was removed or replaced while its table was open, and nothing of "
+                "the call has happened; put the file back, or make the table anew"
+            )
 
     def commit(self) -> None:
         try:
             self.connection.commit()
         except DBAPIError as error:
-            self.rollback(lost=_is_lost(error))
-            if _is_lost(error):
+            self.rollback(lost=is_lost(error))
+            if is_lost(error):
                 raise StorageUnavailable(
                     f"{self.where} went away during a commit, so it is not known whether the call "
                     "took effect; an insert with request= can be repeated safely"
                 ) from error
-            raise self.translated(error) from error
+            raise translated(error, self.where) from error
 
     def rollback(self, *, lost: bool = False) -> None:
         """Undo what was begun; a lost connection is given up, and the next call makes another."""
@@ -132,20 +153,6 @@ class Database:
     def close(self) -> None:
         _close(self._held, self._process)
 
-    def translated(self, error: DBAPIError) -> StorageError:
-        """What a driver's error means to a user."""
-        said = " ".join(str(error.orig).split())
-        if _is_locked(error):
-            return StorageUnavailable(
-                f"{self.where} is held by another process for {LOCKED_PATIENCE:.0f} s; end that one"
-            )
-        if _is_lost(error):
-            return StorageUnavailable(
-                f"{self.where} cannot be reached, and nothing of the call has happened; it is "
-                f"tried again with the next call ({said})"
-            )
-        return StorageError(f"{self.where} refuses: {said}")
-
 
 def _close(held: list[sa.Connection], process: int) -> None:
     if held and process == os.getpid():
@@ -153,21 +160,3 @@ def _close(held: list[sa.Connection], process: int) -> None:
         with contextlib.suppress(Exception):
             connection.close()
     held.clear()
-
-
-def _is_locked(error: DBAPIError) -> bool:
-    """Whether another process has SQLite's lock just now."""
-    text = str(error.orig)
-    return "database is locked" in text or "database table is locked" in text
-
-
-def _is_lost(error: DBAPIError) -> bool:
-    """Whether there is no connection any more, or none to be had now."""
-    if error.connection_invalidated:
-        return True
-    orig: Any = error.orig
-    if type(orig).__module__.startswith("sqlite3"):
-        return "unable to open database file" in str(orig)
-    code = orig.sqlstate
-    unreachable = code is None and isinstance(error, sa.exc.OperationalError)
-    return unreachable or (code is not None and code[:2] in ("08", "53", "57"))

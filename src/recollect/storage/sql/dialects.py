@@ -4,70 +4,95 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
-from recollect.errors import InvalidValue, StorageError
+from recollect.errors import StorageError
 from recollect.optional import optional
 
 Values = Mapping[str, list[Any]]
 
 BUSY = 1.0  # seconds that SQLite itself waits for another process, before we look again
 PAGE = 16_384  # bytes: payload is large, and a page is what SQLite checks and copies
+CACHE = 64 << 20  # bytes of a database that a connection keeps: draws by weight read it whole
 LOG = 32 << 20  # bytes of its write-ahead log, before it is copied into the database
 OLDEST_SQLITE = (3, 35)  # RETURNING
 PREFIX = 128  # characters of a text that PostgreSQL indexes: an entry has at most 2700 bytes
 IDLE = 120  # seconds after which PostgreSQL gives up a transaction in which nothing happens
 ALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}  # seconds, times
+DEFINING = 0x5EC011EC7  # the advisory lock of PostgreSQL under which tables are defined
 MASK = (1 << 64) - 1
 
 
-class Dialect:
+@dataclass(frozen=True)
+class File:
+    """A file, to see whether it is still the same one."""
+
+    path: str
+    device: int
+    number: int
+
+    @classmethod
+    def at(cls, path: str) -> File:
+        found = os.stat(path)
+        return cls(path, found.st_dev, found.st_ino)
+
+    def is_there(self) -> bool:
+        try:
+            return File.at(self.path) == self
+        except OSError:
+            return False
+
+
+class Dialect(ABC):
     """What both have in common."""
 
     shares = False  # whether rows can be locked one by one
 
-    def engine(self, url: sa.URL) -> sa.Engine:
-        raise NotImplementedError
+    @abstractmethod
+    def engine(self, url: sa.URL) -> sa.Engine: ...
 
+    @abstractmethod
     def among(self, column: Any, values: Sequence[Any]) -> Any:
         """`column in values`, in a statement that reads the same for any number of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keyed(self, column: Any, name: str) -> Any:
         """The same for whole numbers that a parameter gives, as `numbers` makes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def listed(self, name: str, kind: Any) -> Any:
         """A table of (place, value) to join with, of what a parameter gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def numbers(self, values: Sequence[Any]) -> Any:
         """What a parameter of `keyed` or `listed` gets."""
-        raise NotImplementedError
 
+    @abstractmethod
     def insert(self, connection: sa.Connection, table: sa.Table, values: Values) -> None:
         """Insert many rows, given by column."""
-        raise NotImplementedError
 
+    @abstractmethod
     def update(
         self, connection: sa.Connection, table: sa.Table, keys: list[int], values: Values
     ) -> None:
         """Give each of many rows its own values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unit(self, number: Any, salt: Any) -> Any:
         """A random number in (0, 1) for each row, the same whenever number and salt are."""
-        raise NotImplementedError
 
+    @abstractmethod
     def largest(self, one: Any, other: Any) -> Any:
         """The larger of two values."""
-        raise NotImplementedError
 
     def equals(self, column: Any, value: Any) -> Any:
         return column == value
@@ -80,9 +105,9 @@ class Dialect:
         """A column in an index for an order from the largest value, absent ones last."""
         return column.desc()
 
+    @abstractmethod
     def indexes(self, connection: sa.Connection, table: sa.Table) -> set[str]:
         """The names of a table's indexes that are there. To make one waits for all who write."""
-        raise NotImplementedError
 
     def now(self) -> Any:
         """The server's time, None where it is this machine's."""
@@ -92,6 +117,11 @@ class Dialect:
         """An expression that tells a `:message` on a `:channel`, None where nobody can listen."""
         return None
 
+    def file(self, connection: sa.Connection) -> File | None:
+        """The file that a connection has open, None where there is none on this machine."""
+        return None
+
+    @abstractmethod
     def make_apart(self, connection: sa.Connection) -> None:
         """Let nobody else define tables until this transaction ends."""
 
@@ -102,6 +132,8 @@ class Sqlite(Dialect):
             raise StorageError(
                 f"SQLite {sqlite3.sqlite_version} is too old: version 3.35 or later is needed"
             )
+        if url.database not in (None, "", ":memory:") and not url.query.get("uri"):
+            url = url.set(database=os.path.abspath(url.database))  # wherever a process goes later
         engine = sa.create_engine(
             url,
             poolclass=NullPool,
@@ -121,6 +153,7 @@ class Sqlite(Dialect):
             connection.create_function("exp", 1, math.exp, deterministic=True)
             connection.create_function("ln", 1, math.log, deterministic=True)
         connection.execute(f"PRAGMA page_size={PAGE}")  # of a database that is new
+        connection.execute(f"PRAGMA cache_size=-{CACHE >> 10}")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")  # the database is the journal
         connection.execute(f"PRAGMA wal_autocheckpoint={LOG // PAGE}")
@@ -128,6 +161,11 @@ class Sqlite(Dialect):
     @staticmethod
     def _begun(connection: sa.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def file(self, connection: sa.Connection) -> File | None:
+        driver: Any = connection.connection.driver_connection
+        path = driver.execute("PRAGMA database_list").fetchone()[2]
+        return File.at(path) if path else None
 
     def among(self, column: Any, values: Sequence[Any]) -> Any:
         if any(isinstance(value, float | bool) for value in values):
@@ -165,6 +203,9 @@ class Sqlite(Dialect):
             f'UPDATE "{table.name}" SET {names} WHERE key = ?',
             list(zip(*values.values(), keys, strict=True)),
         )
+
+    def make_apart(self, connection: sa.Connection) -> None:
+        """Every transaction has the file for itself."""
 
     def indexes(self, connection: sa.Connection, table: sa.Table) -> set[str]:
         query = sa.text("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = :name")
@@ -296,21 +337,4 @@ class Postgres(Dialect):
         return sa.func.pg_notify(channel, message)
 
     def make_apart(self, connection: sa.Connection) -> None:
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(0x5EC011EC7)))
-
-
-def parsed(url: Any) -> tuple[sa.URL, Dialect]:
-    """A database's address, and its dialect."""
-    expected = "'sqlite:///replay.db', 'sqlite://' or 'postgresql://user@host/name'"
-    if not isinstance(url, str | sa.URL):
-        raise InvalidValue(f"url: expected text such as {expected}, got {type(url).__name__}")
-    try:
-        made = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError):
-        raise InvalidValue(f"url: expected {expected}, and this is no address") from None
-    name = made.drivername.partition("+")[0]
-    if name == "sqlite":
-        return made.set(drivername="sqlite"), Sqlite()
-    if name in ("postgresql", "postgres"):
-        return made.set(drivername="postgresql+psycopg"), Postgres()
-    raise InvalidValue(f"url: expected {expected}, and {made.drivername!r} is another database")
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(DEFINING)))

@@ -13,6 +13,7 @@ import select
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ LINGER = 1.0  # seconds that it goes on to look after the last one who waited
 READY = 10.0  # seconds that a waiter lets the listener have until it listens
 
 
-class Listener:
+class Listener(ABC):
     """A thread that calls `changed(arrivals, departures, everybody)` for changes of others.
 
     It refers to its owner weakly, and ends with it.
@@ -79,9 +80,9 @@ class Listener:
             self._ready.set()
             os.close(self._reader)
 
+    @abstractmethod
     def listen(self, connection: Any) -> bool:
         """Tell of changes until the connection is lost (True), or for good."""
-        raise NotImplementedError
 
     def _tell(self, arrivals: int, departures: int, everybody: bool) -> bool:
         """Tell the owner, and return whether it is still there."""

@@ -20,7 +20,7 @@ from recollect.columns import ColumnData, Mask, cleared
 from recollect.dtypes import stored_type
 from recollect.errors import SchemaError, StorageError
 from recollect.ragged import Ragged
-from recollect.schema import Column, Rows, Schema
+from recollect.schema import Column, Rows, Schema, row_payload
 from recollect.storage.rows import Allocate
 
 Ints = NDArray[np.int64]
@@ -94,17 +94,8 @@ class Codec:
 
 
 def item_bytes(schema: Schema, rows: Rows, starts: Ints) -> Ints:
-    """Bytes of payload that each item has: an absent cell has none."""
-    total = np.zeros(rows.count, np.int64)
-    for place, column in enumerate(schema.columns.values()):
-        cells, present = rows.columns[place], _present(rows, place)
-        if isinstance(cells, Ragged):
-            sizes: Any = cells.lengths * column.size
-        elif cells is not None:
-            sizes = np.int64(column.size)
-        else:
-            continue
-        total += sizes if present is None else np.where(present, sizes, 0)
+    """Bytes of payload that each item has."""
+    total = row_payload(schema, rows)
     return np.add.reduceat(total, starts) if starts.size else np.zeros(0, np.int64)
 
 

@@ -2,7 +2,9 @@
 
 Every transaction begins by reading the row. One that has the table for itself locks it FOR
 UPDATE; those that only take in an order lock it FOR KEY SHARE, and run side by side. Both end by
-adding to it what has changed, in one statement, which in PostgreSQL also tells who listens.
+adding to it what has changed, in one statement, which in PostgreSQL also tells who listens. Once in
+many thousand times PostgreSQL finds a deadlock between the two locks (`failures.is_deadlocked`);
+nothing has happened by then, and the one that it undid begins again.
 """
 
 from __future__ import annotations
@@ -16,12 +18,7 @@ import sqlalchemy as sa
 from recollect.errors import StorageError
 from recollect.storage.base import Tallies
 from recollect.storage.sql.dialects import Dialect
-from recollect.storage.sql.tables import tables
-
-ADDED = (
-    "counter", "items", "hidden", "nbytes", "hidden_nbytes", "inserts", "samples", "removals",
-    "taken", "sample_calls",
-)  # fmt: skip
+from recollect.storage.sql.tables import COUNTS, tables
 
 
 @dataclass
@@ -62,7 +59,7 @@ class State:
 
 
 _READ = (
-    "columns_version", *ADDED, "removed", "prioritized", "next_deadline",
+    "columns_version", *COUNTS, "removed", "prioritized", "next_deadline",
 )  # fmt: skip
 
 
@@ -87,7 +84,8 @@ def read(connection: sa.Connection, query: Any, number: int) -> State:
 def writing(dialect: Dialect, *, alone: bool, telling: bool) -> Any:
     """The statement that adds to the row of the table `:number`; made once."""
     values: dict[str, Any] = {
-        name: tables.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger()) for name in ADDED
+        name: tables.c[name] + sa.bindparam(f"more_{name}", type_=sa.BigInteger())
+        for name in COUNTS
     }
     deadline: Any = sa.bindparam("deadline", type_=sa.Double())
     values["next_deadline"] = deadline
@@ -109,7 +107,7 @@ def write(
     message: dict[str, str],
 ) -> None:
     """Add what has changed to the row, and tell who listens."""
-    more = {f"more_{name}": getattr(after, name) - getattr(before, name) for name in ADDED}
+    more = {f"more_{name}": getattr(after, name) - getattr(before, name) for name in COUNTS}
     connection.execute(
         statement,
         {

@@ -12,10 +12,19 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.arguments import time_span
-from recollect.errors import InvalidValue, StorageError, UnknownKey
+from recollect.errors import InvalidValue, StorageError
 from recollect.schema import Rows, Schema
 from recollect.selectors import Mixed, Ordered, Selector, Smallest
-from recollect.storage.base import Chosen, Contended, Keys, Layout, NewItems, Sharing, Where
+from recollect.storage.base import (
+    Chosen,
+    Contended,
+    Keys,
+    Layout,
+    NewItems,
+    Sharing,
+    Where,
+    unknown_keys,
+)
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlLeases, SqlRequests
 from recollect.storage.sql.choosing import WHOLE, Choosing
@@ -402,10 +411,7 @@ class SqlStorage:
         rows = self._choosing.fetch(numbers_of(keys)) if keys.size else {}
         gone = [key for key in keys.tolist() if key not in rows]
         if gone:
-            raise UnknownKey(
-                f"{len(gone)} of {keys.size} keys are not in the table, such as {gone[0]}: their "
-                "items have gone, or are of another table; update() says which keys are there"
-            )
+            raise unknown_keys(gone, keys.size)
         chosen = self._chosen([rows[key] for key in keys.tolist()])
         chosen.columns = columns
         return chosen

@@ -29,7 +29,7 @@ shared = sa.MetaData()
 
 meta = sa.Table("recollect_meta", shared, sa.Column("version", Big, nullable=False))
 
-_counts = (
+COUNTS = (
     "counter", "items", "hidden", "nbytes", "hidden_nbytes", "inserts", "samples", "removals",
     "taken", "sample_calls",
 )  # fmt: skip
@@ -42,7 +42,7 @@ tables = sa.Table(
     sa.Column("columns", sa.Text),  # JSON: what signature= says
     sa.Column("columns_version", Big, nullable=False, default=0),
     sa.Column("origin", Big, nullable=False),  # keys are origin + counter
-    *(sa.Column(name, Big, nullable=False, default=0) for name in _counts),
+    *(sa.Column(name, Big, nullable=False, default=0) for name in COUNTS),
     sa.Column("removed", sa.Text, nullable=False, default="{}"),  # JSON: reason -> count
     sa.Column("prioritized", sa.Boolean, nullable=False, default=False),
     sa.Column("next_deadline", sa.Double),

@@ -18,7 +18,8 @@ from recollect.clock import SystemClock
 from recollect.errors import RecollectError, StorageError
 from recollect.storage.base import Sharing, Tallies
 from recollect.storage.sql import state as rows
-from recollect.storage.sql.database import Database, _is_lost
+from recollect.storage.sql.database import Database
+from recollect.storage.sql.failures import is_lost, translated
 from recollect.storage.sql.state import State
 
 
@@ -86,8 +87,8 @@ class Transactions:
                 self.sharing.load(self.state.tallies())
                 self._counted = self.sharing.tallies()
         except DBAPIError as error:
-            self.database.rollback(lost=_is_lost(error))
-            raise self.database.translated(error) from error
+            self.database.rollback(lost=is_lost(error))
+            raise translated(error, self.database.where) from error
         except BaseException:
             self.database.rollback()
             raise
@@ -132,14 +133,14 @@ class Transactions:
         """It came to nothing. What the database raised is said in our own words."""
         lost = not isinstance(error, Exception)  # interrupted, who knows where
         if isinstance(error, DBAPIError):
-            lost = _is_lost(error)
+            lost = is_lost(error)
         self.database.rollback(lost=lost)
         for forget in self.undone:
             forget()
         if self.sharing is not None:
             self.sharing.dropped()
         if isinstance(error, DBAPIError):
-            raise self.database.translated(error) from error
+            raise translated(error, self.database.where) from error
 
     def _flush(self) -> None:
         if self.sharing is None:

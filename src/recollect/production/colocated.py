@@ -1,0 +1,117 @@
+"""`ColocatedManager`: generation and training take turns on the same devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recollect.arguments import whole
+from recollect.production.manager import BatchSize, Manager
+from recollect.production.results import BatchResult, State
+from recollect.production.strategies import Outcome
+from recollect.production.taking import leased, take_unless
+from recollect.rollouts.groups import TakenBatch
+
+
+class ColocatedManager(Manager):
+    """Produces a batch when it is asked for one, and has nothing in flight when it returns it.
+
+    >>> import asyncio
+    >>> import recollect as rc
+    >>> from recollect import production
+    >>> async def answer(group, rollout):
+    ...     return rc.Rollout(response_ids=[7], reward=1.0, finish_reason="stop")
+    >>> async def main():
+    ...     prompts = production.ListPrompts([[1, 2], [3, 4]], n=4)
+    ...     generator = production.FunctionGenerator.each(answer)
+    ...     task = production.Task("math", prompts, generator)
+    ...     manager = production.ColocatedManager([task], rc.RolloutBuffer())
+    ...     result = await manager.produce_batch(2, train_step=1)
+    ...     await manager.confirm(result)
+    ...     return result.taken, manager.state
+    >>> asyncio.run(main())
+    ({'math': 2}, <State.PAUSED: 'PAUSED'>)
+    """
+
+    async def produce_batch(
+        self,
+        batch_size: BatchSize,
+        train_step: int,
+        *,
+        version: int | None = None,
+        lease: float | bool = True,
+    ) -> BatchResult:
+        """Produce the batch of a train step: continue, produce all tasks, pause, drain, take.
+
+        `batch_size` is shared among the tasks by their weights, or says how many groups each has.
+        `version` is that of the weights that generate; None means that they are sent every
+        `sync_interval` steps, so with an interval of 2 steps 1, 2, 3 use versions 0, 0, 2.
+        """
+        step = whole("train_step", train_step, 1)
+        began = self._bind().time()
+        sizes = self.sizes_of(batch_size)
+        version = self._version_at(step) if version is None else version
+        while True:
+            await self.continue_(version)
+            await self.buffer.advance(step)
+            self.look()
+            self.progress.plan_only(step, sizes)
+            self.progress.consume(step)
+            status = await self._turn_of_generation(sizes, step)
+            found: TakenBatch | State = status
+            if status is State.RUNNING:
+                self.progress.produced()
+                found = await take_unless(
+                    self.buffer, sizes, step, lease, self._changed, self._falls_short
+                )
+                if found is State.RUNNING:  # late rewards were judged, and some are missing now
+                    continue
+            elif status is State.FINISHED and not self._closed:  # the last of the last prompts
+                rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
+                if any(rest.values()):
+                    found = await leased(self.buffer, rest, step, lease)
+            taken = found if isinstance(found, TakenBatch) else None
+            if taken is not None:
+                self.progress.consume(step + 1)
+                self.look()
+            return self._result(status, step, sizes, taken, began)
+
+    async def evaluate(
+        self, sizes: Mapping[str, int], *, lease: float | bool = True
+    ) -> BatchResult:
+        """Produce so many groups of tasks that evaluate, with the weights of now, and take them.
+
+        The groups carry their version: `group.extras["version"]`.
+        """
+        self._bind()
+        step = self.buffer.train_step
+        return await self.produce_batch(sizes, step, version=self.version, lease=lease)
+
+    async def _turn_of_generation(self, sizes: Mapping[str, int], step: int) -> State:
+        """All tasks produce, and pause when the slowest is done; RUNNING where all went well."""
+        outcomes = await self._produce(sizes, step)
+        if self.error is not None:
+            raise self.error  # at once: whoever catches it may pause, and then save
+        await self.pause()
+        if self.error is not None:  # of one that was still running
+            raise self.error
+        self.look()
+        if self._closed or Outcome.EXHAUSTED in outcomes:
+            return State.FINISHED
+        if Outcome.OUTDATED in outcomes:
+            return State.OUTDATED
+        return State.PAUSED if Outcome.STOPPED in outcomes else State.RUNNING
+
+    def _falls_short(self) -> State | None:
+        """Whether what was produced is not enough any more."""
+        if self._closed:
+            return State.FINISHED
+        if self.error is not None:
+            raise self.error
+        self.look()
+        short = any(counts.shortage > 0 for counts in self.progress.values())
+        return State.RUNNING if short else None
+
+    def _version_at(self, step: int) -> int:
+        """The newest weights at a step, where they are sent every `sync_interval` steps."""
+        interval = min(context.staleness.sync_interval for context in self.contexts.values())
+        return (step - 1) // interval * interval

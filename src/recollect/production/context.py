@@ -1,0 +1,225 @@
+"""`Context`: what a strategy needs for one task, and how it asks for it.
+
+`Conditions` is what all tasks of a manager share: whether to stop, the version of the weights, the
+step that is produced. Strategies read them; the manager sets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from recollect.errors import InvalidValue, OutOfPrompts, RecollectError, shown
+from recollect.production.consumption import Consumption
+from recollect.production.generators.base import Generator
+from recollect.production.pending import Flight, Pending
+from recollect.production.progress import Progress, TaskProgress
+from recollect.production.prompts.base import Prompts, prompt_of
+from recollect.production.room import Room
+from recollect.production.signals import Signal
+from recollect.production.task import Task
+from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.group import Group
+from recollect.rollouts.rollout import Status
+from recollect.rollouts.staleness import Staleness
+
+Run = Callable[[Flight], Coroutine[Any, Any, None]]
+CELLS = ("reward", "rewards", "logprobs", "loss_mask")  # those that are no arrays of a name
+REMEMBERED = 1 << 16  # durations that are remembered for groups that wait in the buffer
+
+
+@dataclass(eq=False)
+class Conditions:
+    """What the tasks of a manager share; whoever changes it notifies."""
+
+    changed: Signal = field(default_factory=Signal)
+    stopping: bool = True  # a manager begins, and comes back from a restore, paused
+    version: int = 0
+    step: int = 1  # the one that is produced
+    error: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        """A producer failed: nothing more is started, and the trainer is told. The first counts."""
+        if self.error is None:
+            self.error = error
+        self.stopping = True
+        self.changed.notify()
+
+
+class Context:
+    """One task as its strategy sees it. On the manager's event loop only.
+
+    Attributes:
+        task, buffer, pending, room, conditions: What it works with.
+        batch: How many groups of the task the step that is produced has.
+        exhausted: Whether the prompts said that there are none left.
+        durations: Seconds that stored groups took, by group id, until they are taken.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        buffer: RolloutBuffer,
+        progress: Progress,
+        consumption: Consumption,
+        conditions: Conditions,
+    ) -> None:
+        self.task = task
+        self.buffer = buffer
+        self.conditions = conditions
+        self.pending = Pending(lambda: conditions.stopping, conditions.changed)
+        self.room = Room(buffer, task.name, conditions.changed, conditions.fail)
+        self.batch = 0
+        self.exhausted = False
+        self.durations: dict[str, float] = {}
+        self._progress = progress
+        self._consumption = consumption
+
+    # -- what holds now ---------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.task.name
+
+    @property
+    def prompts(self) -> Prompts:
+        """Where its prompts come from."""
+        return self.task.prompts
+
+    @property
+    def generator(self) -> Generator:
+        """What generates them."""
+        return self.task.generator
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing may be started now."""
+        return self.conditions.stopping
+
+    @property
+    def version(self) -> int:
+        """That of the weights that generate now."""
+        return self.conditions.version
+
+    @property
+    def staleness(self) -> Staleness:
+        """The task's rule, which the buffer owns."""
+        return self.buffer.staleness(self.name)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether what these weights generate is too old for the step that is produced."""
+        return self.outdated_for(self.conditions.step)
+
+    def outdated_for(self, step: int) -> bool:
+        """The same for any step. A trainer that is ahead of it decides: what these weights generate
+        would expire when it is put, and be generated again and again."""
+        if not self.task.strategy.ages:
+            return False
+        return max(step, self.buffer.train_step) > self.staleness.last_step(self.version)
+
+    @property
+    def progress(self) -> TaskProgress:
+        """The task's counts, as of the last `observe`."""
+        return self._progress[self.name]
+
+    def observe(self) -> TaskProgress:
+        """The task's counts as they are now."""
+        return self._progress.observe(self.name, self._consumption.look(self.name))
+
+    def stored(self, status: Status) -> int:
+        """How many groups of a status the buffer has."""
+        return self.buffer.count(self.name, status)
+
+    def is_whole(self, group: Group) -> bool:
+        """Whether every member has every cell that the buffer needs."""
+        return all(
+            getattr(rollout, cell) is not None if cell in CELLS else cell in rollout.arrays
+            for cell in self.buffer._core.needs
+            for rollout in group.rollouts
+        )
+
+    # -- starting generations ---------------------------------------------------------------------
+    # No line of these awaits: a group leaves the prompts, or the buffer, and is in flight before
+    # anybody else runs. Whoever saves finds it in one of the three.
+    def start_new(self, n: int, run: Run, limit: int) -> int:
+        """Start up to n new prompts, while there are prompts and room; returns how many."""
+        reserved = self.room.reserve(n)
+        started = 0
+        while started < reserved and not self.stopping:
+            try:
+                group = self.prompts.next()
+            except OutOfPrompts:
+                self.exhausted = True
+                break
+            self.exhausted = False
+            self._adopt(group)
+            if not self._start(group, None, run, limit):
+                self.prompts.give_back(group)
+                break
+            started += 1
+        self.room.give_back(reserved - started)
+        if started < reserved:
+            self.room.stop()  # room is not what is lacking: who waited for it would wake us at once
+        return started
+
+    def start_stored(self, n: int, status: Status, run: Run, limit: int) -> int:
+        """Start up to n unfinished groups that the buffer has; returns how many."""
+        started = 0
+        for group, original in self._consumption.retake(n, self.name, status):
+            if not self.room.reserve(1):
+                # Taking it made room, and another producer was quicker: no place for it now.
+                self.prompts.give_back(original)
+            elif self._start(group, original, run, limit):
+                started += 1
+            else:
+                self._return(original)
+        return started
+
+    def send_home(self, status: Status) -> None:
+        """Unfinished groups that the buffer has go back to their source, as prompts."""
+        waiting = self.stored(status)
+        for _, original in self._consumption.retake(waiting, self.name, status):
+            self.prompts.give_back(prompt_of(original))
+
+    def _adopt(self, group: Group) -> None:
+        if not isinstance(group, Group) or not len(group):
+            raise InvalidValue(
+                f"prompts of task {self.name!r}: expected a group of INIT rollouts, got "
+                f"{shown(group)}"
+            )
+        group.task = self.name
+        for rollout in group:
+            rollout.task = self.name
+
+    def _start(self, group: Group, original: Group | None, run: Run, limit: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self.pending.schedule(Flight(group, original, self.version, now), run, limit)
+
+    # -- ending them ------------------------------------------------------------------------------
+    def give_back(self, flight: Flight) -> None:
+        """What a flight was to generate waits to be generated again. Immediate.
+
+        A new prompt goes back to its source. A group that came from the buffer with work in it
+        goes back there as it was: what is still good is not generated twice.
+        """
+        self.progress.window.aborted += 1
+        self._return(flight.prompt() if flight.original is None else flight.original)
+
+    def _return(self, group: Group) -> None:
+        if any(rollout.num_tokens for rollout in group):
+            try:
+                self.buffer.sync.put(group)  # into the room that was reserved, so it never waits
+                return
+            except RecollectError:  # closed meanwhile: the source still takes the prompt
+                pass
+        self.room.give_back()
+        self.prompts.give_back(prompt_of(group))
+
+    def remember(self, group_id: str, seconds: float) -> None:
+        """How long a stored group took; the oldest are forgotten where nobody takes them."""
+        if len(self.durations) >= REMEMBERED:
+            del self.durations[next(iter(self.durations))]
+        self.durations[group_id] = seconds

@@ -1,0 +1,1 @@
+"""Where prompts come from: lists, JSONL files, Hugging Face datasets."""

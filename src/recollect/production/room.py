@@ -1,0 +1,74 @@
+"""`Room`: a place in the buffer for every generation, so that no result has to wait.
+
+Where a buffer is bounded, room is reserved at the start. When there is none, one coroutine waits
+for some and then wakes the producer; a stop cancels it, so a full buffer never stalls a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from recollect.production.signals import Signal
+from recollect.rollouts.buffer import RolloutBuffer
+
+
+class Room:
+    """The reservations of one task. On the manager's event loop only."""
+
+    def __init__(
+        self,
+        buffer: RolloutBuffer,
+        task: str,
+        changed: Signal,
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        core = buffer._core
+        self._bounded = core.capacity is not None or core.capacity_bytes is not None
+        self._buffer = buffer
+        self._task = task
+        self._changed = changed
+        self._fail = fail
+        self._kept = 0  # reserved by the coroutine that waited, and not used yet
+        self._waiting: asyncio.Task[None] | None = None
+
+    def reserve(self, n: int) -> int:
+        """Reserve room for up to n groups; returns for how many there is.
+
+        Where there is less, the producer is woken when there may be more.
+        """
+        if not self._bounded or n <= 0:
+            return max(n, 0)
+        kept = min(self._kept, n)
+        self._kept -= kept
+        got = kept + self._buffer.reserve(n - kept, self._task)
+        if got < n and self._waiting is None:
+            self._waiting = asyncio.get_running_loop().create_task(self._wait())
+        return got
+
+    def give_back(self, n: int = 1) -> None:
+        """Room that was reserved and is not needed: the group left, or was not started."""
+        if self._bounded and n:
+            self._buffer.unreserve(n, self._task)
+
+    def stop(self) -> None:
+        """Nothing more is started: nobody waits for room, and none is kept."""
+        if self._waiting is not None:
+            self._waiting.cancel()  # what is cancelled has reserved nothing
+            self._waiting = None
+        self.give_back(self._kept)
+        self._kept = 0
+
+    async def _wait(self) -> None:
+        me = asyncio.current_task()
+        try:
+            await self._buffer.reserve_all(1, self._task)
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._waiting is not me:  # stopped, in the moment between the promise and this line
+            self.give_back()
+            return
+        self._waiting = None
+        self._kept += 1
+        self._changed.notify()

@@ -1,0 +1,45 @@
+"""Virtual time: programs of hours, run in moments, the same each time. And training runs on it.
+
+`run` executes a coroutine on an event loop whose time jumps to the next timer; with a seed, tasks
+take their turns in a random order. `simulate` runs a training on simulated engines.
+"""
+
+# loop.py, shuffling.py, clock.py, running.py: time. They know nothing of production.
+# engine.py, generation.py, scenario.py: what is simulated.
+# simulating.py, report.py: a run of the real managers on it, and what it was like.
+
+from typing import TYPE_CHECKING, Any
+
+from recollect.simulation.clock import VirtualClock
+from recollect.simulation.loop import Standstill, VirtualLoop
+from recollect.simulation.report import Report, TaskReport, render
+from recollect.simulation.running import in_thread, run
+from recollect.simulation.scenario import Scenario, TaskModel
+from recollect.simulation.shuffling import ShufflingLoop
+
+if TYPE_CHECKING:
+    from recollect.simulation.simulating import simulate
+
+__all__ = [
+    "Report",
+    "Scenario",
+    "ShufflingLoop",
+    "Standstill",
+    "TaskModel",
+    "TaskReport",
+    "VirtualClock",
+    "VirtualLoop",
+    "in_thread",
+    "render",
+    "run",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Whoever only needs a clock does not load what is simulated on it."""
+    if name == "simulate":
+        from recollect.simulation.simulating import simulate
+
+        return simulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
