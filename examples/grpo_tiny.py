@@ -135,7 +135,8 @@ class Ahead:
 
     async def take(self, most: int) -> int:
         """Wait for the first, and take up to so many."""
-        await self._some.wait()
+        while self._groups <= 0:  # another may have been quicker
+            await self._some.wait()
         taken = min(most, self._groups)
         self.allow(-taken)
         return taken
@@ -343,7 +344,7 @@ def main() -> None:
             kind = type(option.default)
             parser.add_argument(name, type=kind, help=f"({option.default})")
     given = vars(parser.parse_args())
-    sizes = SHORT if given["short"] else CUDA if given["device"] == "cuda" else {}
+    sizes = SHORT if given["short"] else CUDA if (given["device"] or "").startswith("cuda") else {}
     chosen = {f.name: given[f.name] for f in fields(Settings) if given[f.name] is not None}
     settings = replace(Settings(), **{**sizes, **chosen})
     modes = COMPARED if given["compare"] else (settings.mode,)
