@@ -18,6 +18,8 @@ CHANGES = (
 class Faulty(Files):
     """The local file system, up to the `fail_at`-th call that changes something.
 
+    Threads call in any order: `(call, n)` means the n-th call of that name, as `log` has it.
+
     `mode` says what that call does: "fail" raises and changes nothing, "truncate" writes half
     of its bytes and raises, "full" raises ENOSPC there and at every later write. Writes and
     syncs of files count as calls. `log` names the calls, in order. With `links=False` there are no
@@ -26,7 +28,7 @@ class Faulty(Files):
 
     def __init__(
         self,
-        fail_at: int | None = None,
+        fail_at: int | tuple[str, int] | None = None,
         mode: str = "fail",
         *,
         links: bool = True,
@@ -43,9 +45,10 @@ class Faulty(Files):
         with self._lock:
             self.log.append(f"{what} {os.path.basename(os.fspath(path))}".strip())
             number = len(self.log)
+            due = self.fail_at in (number, (self.log[-1], self.log.count(self.log[-1])))
         if self._full and what in ("write", "create", "make_folder"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if number != self.fail_at:
+        if not due:
             return False
         if self.mode == "full":
             self._full = True

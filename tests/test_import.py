@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,31 @@ def test_public_names_are_those_of_the_package():
     public = {name for name in vars(rc) if not name.startswith("_")}
     submodules = {name for name in public if f"recollect.{name}" in sys.modules}
     assert public - submodules <= set(rc.__all__)
+
+
+def test_neither_a_journal_nor_a_snapshot_waits_for_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it to look at what it is given, which takes a second the first time."""
+    program = """
+import sys, numpy as np, recollect as rc
+from recollect import Journal
+journal = Journal("journal", sync="always")
+table = rc.Table("t", capacity=9, journal=journal, sampler=rc.Prioritized())
+table.insert({"x": np.zeros(3), "name": ["a", "b", "c"]}, task=["a", "b", "b"])
+store = rc.Store([table])
+store.save("s", step=1)
+table.insert({"x": np.ones(2), "name": ["d", "e"]}, task="a")
+store.save("s", step=2)
+again = rc.Store([rc.Table("t", capacity=9, sampler=rc.Prioritized())])
+again.load("s")
+assert len(again["t"]) == 5
+steps = rc.ReplayBuffer(9)
+steps.add(obs=[0.0], reward=1.0, terminated=True)
+steps.save("steps")
+rollouts = rc.RolloutBuffer(journal="rollouts").sync
+group = rc.Group([rc.Rollout([1], [2], finish_reason="stop", blobs={"i": [b"x"]})], task="m")
+rollouts.put(group, version=0)
+rollouts.save("saved")
+rollouts.close()
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

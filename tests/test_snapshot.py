@@ -309,3 +309,17 @@ def test_a_table_that_was_used_and_is_empty_is_loaded_like_a_new_one(
     taken = [t.take(12)["x"].tolist() for t in (table, new, used)]
     assert taken[0] == taken[1] == taken[2]
     assert sorted(taken[0]) == list(range(12))
+
+
+def test_an_empty_folder_that_is_there_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    table = rc.Table("t", capacity=4)
+    table.insert({"x": [1, 2]})
+    rc.Store([table]).save(tmp_path / "mine")
+    again = rc.Store([rc.Table("t", capacity=4)])
+    again.load(tmp_path / "mine")
+    assert len(again["t"]) == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("mine")
+    with pytest.raises(rc.SnapshotError, match="exists and is no snapshot"):
+        rc.Store([table]).save(tmp_path / "other")

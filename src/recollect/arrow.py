@@ -9,7 +9,7 @@ checked: foreign Arrow data is brought into this form where it can be, garbage i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -142,6 +142,38 @@ def _arrow_array(parts: Parts) -> Any:
 # From Arrow, our own or foreign
 
 
+def numbers_array(array: Array) -> Any:
+    """Numbers as an Arrow array over the same memory.
+
+    `pa.array` imports pandas where that is installed, to see whether it was given a Series: a
+    first save would wait a second for it.
+    """
+    flat = np.ascontiguousarray(array)
+    values = np.packbits(flat, bitorder="little") if flat.dtype == np.bool_ else flat
+    kind = pa.from_numpy_dtype(flat.dtype)
+    return pa.Array.from_buffers(kind, flat.size, [None, pa.py_buffer(values)])
+
+
+def array_numbers(array: Any) -> Array:
+    """What `numbers_array` was given; `to_numpy` imports pandas too."""
+    buffer = array.buffers()[1]
+    if pa.types.is_boolean(array.type):
+        bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+        return bits[array.offset : array.offset + len(array)].view(np.bool_)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if buffer is None:
+        return np.zeros(0, dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def bytes_array(cells: Sequence[bytes], kind: Any) -> Any:
+    """Bytes, or texts in UTF-8, as an Arrow array of a kind with 64-bit offsets."""
+    offsets = np.zeros(len(cells) + 1, np.int64)
+    np.cumsum([len(cell) for cell in cells], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(cells))]
+    return pa.Array.from_buffers(kind, len(cells), buffers)
+
+
 def _columns(table: Table) -> Columns:
     if not isinstance(table, pa.RecordBatch | pa.Table):
         if not hasattr(table, "__arrow_c_stream__"):
@@ -231,7 +263,7 @@ def _decoded(
     kind, count = array.type, len(array)
     present = None
     if array.null_count:
-        present = array.is_valid().to_numpy(zero_copy_only=False)
+        present = array_numbers(array.is_valid())
     column: ColumnData
     if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
         offsets, values = _span(array, _viewed(array.buffers()[2], np.dtype(np.uint8)))
@@ -282,7 +314,7 @@ def _normalised(
         return array.cast(pa.large_list(kind.value_field)), marker, shape
     if types.is_list_view(kind) or types.is_large_list_view(kind):
         # pyarrow 26 casts a list view to a list that lacks its last offset
-        lengths = array.value_lengths().fill_null(0).to_numpy()
+        lengths = array_numbers(array.value_lengths().fill_null(0))
         offsets, values = pa.array(offsets_of(lengths)), array.flatten()
         lists = pa.LargeListArray.from_arrays(offsets, values, mask=array.is_null())
         return lists, marker, shape

@@ -122,7 +122,7 @@ def test_a_storage_that_lacks_a_verb_is_told_which() -> None:
         rc.InvalidValue, match=r"storage: Half lacks set_schema, transaction, .*take"
     ):
         rc.Table("t", capacity=1, storage=Half())  # type: ignore[arg-type]
-    with pytest.raises(rc.InvalidValue, match="storage: expected one such as"):
+    with pytest.raises(rc.InvalidValue, match=r"expected one such as rc\.MemoryStorage"):
         rc.Table("t", capacity=1, storage="sqlite://")  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.arrow import ArrowBatch
+from recollect.arrow import ArrowBatch, bytes_array
 from recollect.batch import Batch
 from recollect.columns import Columns
 from recollect.durability.format import read_record
@@ -206,8 +206,9 @@ def _bytes(data: bytes) -> Array:
 
 
 def _blobs(blobs: Mapping[str, bytes]) -> Any:
-    values = pa.array(list(blobs.values()), pa.large_binary())
-    return pa.record_batch([pa.array(list(blobs)), values], ["name", "blob"])
+    names = bytes_array([name.encode() for name in blobs], pa.large_utf8())
+    values = bytes_array(list(blobs.values()), pa.large_binary())
+    return pa.record_batch([names, values], ["name", "blob"])
 
 
 # -- reading --------------------------------------------------------------------------------------

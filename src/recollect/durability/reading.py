@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.arrow import ArrowBatch, numbers_of
+from recollect.arrow import ArrowBatch, numbers_array, numbers_of
 from recollect.batch import Batch
 from recollect.durability.arrays import OnDisk, put_together, summed
 from recollect.durability.files import LOCAL, Files, digest, digests
@@ -212,9 +212,9 @@ class Snapshot:
             here = alive[done:upto]
             if here.any():
                 kept = np.flatnonzero(np.repeat(here, counts[done:upto]))
-                rows = rows if here.all() else rows.take(pa.array(kept))
+                rows = rows if here.all() else rows.take(numbers_array(kept))
                 if cells is not None and not here.all():
-                    cells = cells.take(pa.array(np.flatnonzero(here)))
+                    cells = cells.take(numbers_array(np.flatnonzero(here)))
                 yield Batch.from_arrow(ArrowBatch(rows, cells, None))
             done = upto
 
@@ -239,19 +239,21 @@ class Snapshot:
             counts = self._row_counts(segment)
             ends = np.cumsum(counts)
             table = pa.Table.from_batches(self.segments.batches(segment["rows"]))
-            rows.append(table.take(pa.array(_ranges(ends[items] - counts[items], counts[items]))))
+            rows.append(
+                table.take(numbers_array(_ranges(ends[items] - counts[items], counts[items])))
+            )
             if segment["shared"]:
                 cells = pa.Table.from_batches(self.segments.batches(segment["shared"]))
-                shared.append(cells.take(pa.array(items)))
+                shared.append(cells.take(numbers_array(items)))
             lengths.append(counts[items])
             order.append(wanted)
         per_item, back = np.concatenate(lengths), np.argsort(np.concatenate(order))
         starts = np.cumsum(per_item) - per_item
-        take = pa.array(_ranges(starts[back], per_item[back]))
+        take = numbers_array(_ranges(starts[back], per_item[back]))
         joined = pa.concat_tables(rows, promote_options="default").take(take)
         cells = None
         if shared:
-            cells = pa.concat_tables(shared, promote_options="default").take(pa.array(back))
+            cells = pa.concat_tables(shared, promote_options="default").take(numbers_array(back))
         return Batch.from_arrow(ArrowBatch(joined, cells, None))
 
     def row_files(self) -> set[str]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.arrow import array_numbers, bytes_array, numbers_array
 from recollect.durability.arrays import differences, summed
 from recollect.durability.files import LOCAL, Files, Syncing, Written
 from recollect.errors import SnapshotError
@@ -94,7 +95,7 @@ def items_batch(columns: Mapping[str, Array]) -> Any:
         metadata = None
         if name in DIFFERENCES:
             column, metadata = differences(column), {_DIFFERENCES: b"1"}
-        arrays.append(pa.array(np.ascontiguousarray(column)))
+        arrays.append(numbers_array(column))
         fields.append(pa.field(name, arrays[-1].type, metadata=metadata))
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -109,7 +110,7 @@ class ChangesWriter(SegmentWriter):
 
 
 def _one_list(name: str, array: Array) -> Any:
-    columns = [pa.array([name], pa.large_utf8())]
+    columns = [bytes_array([name.encode()], pa.large_utf8())]
     for kind in VALUES:
         type_ = pa.large_list(pa.type_for_alias(kind))
         if array.dtype.name != kind:
@@ -179,7 +180,7 @@ class Segments:
             present = [kind for kind in VALUES if batch.column(kind)[0].is_valid]
             if not present:
                 raise SnapshotError(f"{self._folder / file} is damaged: batch {number} is empty")
-            values = batch.column(present[0]).flatten().to_numpy(zero_copy_only=False)
+            values = array_numbers(batch.column(present[0]).flatten())
             self._arrays[file, number] = {"": values}
         values = self._arrays[file, number][""]
         return values[first[0] : first[0] + count] if first else values
@@ -190,7 +191,7 @@ class Segments:
         if (file, number) not in self._arrays:
             batch = self.batch(ref)
             self._arrays[file, number] = {
-                field.name: _undone(field, column.to_numpy(zero_copy_only=False))
+                field.name: _undone(field, array_numbers(column))
                 for field, column in zip(batch.schema, batch.columns, strict=True)
             }
         whole = self._arrays[file, number]

@@ -220,7 +220,8 @@ def _prepare(target: Path, files: Files) -> None:
     """Make the parent folder, and clean up after saves that did not finish."""
     target.parent.mkdir(parents=True, exist_ok=True)
     clean(target, files)
-    if files.exists(target) and not files.exists(target / MANIFEST):
+    taken = not files.is_folder(target) or bool(files.list(target))  # an empty folder is not
+    if files.exists(target) and not files.exists(target / MANIFEST) and taken:
         raise SnapshotError(f"{target} exists and is no snapshot; choose another path")
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.arrow import bytes_array
 from recollect.durability.arrays import BLOCK, OnDisk, differences, plan_array
 from recollect.durability.files import Files, Syncing
 from recollect.durability.ledger import LOW, Known, Ledger, Plan, empty_ledger, parts, plan, wasted
@@ -310,8 +311,8 @@ class TableWriter:
             kept = {}
         new = [name for name in blobs if name not in kept]
         if new:
-            values = pa.array([blobs[name] for name in new], pa.large_binary())
-            names = pa.array(new, pa.large_utf8())
+            values = bytes_array([blobs[name] for name in new], pa.large_binary())
+            names = bytes_array([name.encode() for name in new], pa.large_utf8())
             ref = self._blobs.write(pa.record_batch([names, values], ["name", "blob"]))
             kept.update(dict.fromkeys(new, ref))
         return kept
