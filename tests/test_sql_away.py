@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer, plain_driver
+from postgres_server import PostgresServer
 
 import recollect as rc
-from recollect.storage.sql import dialects
+from recollect.storage.sql import database
 
 
 @pytest.fixture(scope="module")
@@ -159,27 +159,39 @@ def test_a_sqlite_file_that_another_process_holds_is_waited_for(tmp_path: Path) 
     table.close()
 
 
+DEADLOCK = "DO $$ BEGIN RAISE EXCEPTION 'deadlock detected' USING ERRCODE = '40P01'; END $$"
+
+
 def test_a_deadlock_at_the_beginning_is_begun_again(server: PostgresServer) -> None:
     """Whoever is undone by PostgreSQL before anything has happened does not hear of it."""
-    url = server.schema()
-    opened(url).close()
-    made: list[rc.Table] = []
-    needs_an_index = threading.Thread(
-        target=lambda: made.append(opened(url, sampler=rc.Largest("priority")))
-    )
-    engine = sa.create_engine(plain_driver(url), poolclass=sa.NullPool)
-    with engine.begin() as other, engine.connect() as looking:
-        other.exec_driver_sql("SET deadlock_timeout = '60s'")  # so that it is not the one undone
-        other.exec_driver_sql("LOCK TABLE recollect_items_1 IN ROW EXCLUSIVE MODE")
-        needs_an_index.start()
-        while not looking.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").all():
-            time.sleep(0.01)
-        other.exec_driver_sql(f"SELECT pg_advisory_xact_lock({dialects.DEFINING})")
-    needs_an_index.join(60)
-    assert "deadlock detected" in (server.folder / "log").read_text()
-    made[0].insert({"x": [1, 2]}, priority=[1.0, 2.0])
-    assert made[0].take(1)["x"].tolist() == [2]
-    made[0].close()
+    place = database.Database(server.schema())
+    begun: list[int] = []
+
+    def first(connection: sa.Connection) -> int:
+        begun.append(connection.exec_driver_sql("SELECT txid_current()").scalar_one())
+        if len(begun) < 3:
+            connection.exec_driver_sql(DEADLOCK)
+        return begun[-1]
+
+    assert place.begin(first) == begun[2]
+    assert len(set(begun)) == 3, "each time it was another transaction"
+    place.commit()
+    place.close()
+
+
+def test_a_deadlock_in_the_middle_has_changed_nothing(server: PostgresServer) -> None:
+    table = opened(server.schema())
+    table.insert({"x": [1, 2]})
+
+    def deadlocked() -> None:
+        with table._transaction():
+            table._storage.evict(rc.Fifo(), 1, 0, False)
+            table._storage._database.connection.exec_driver_sql(DEADLOCK)  # type: ignore[attr-defined]
+
+    with pytest.raises(rc.StorageError, match="nothing of the call has happened; call again"):
+        deadlocked()
+    assert table.take(2)["x"].tolist() == [1, 2]
+    table.close()
 
 
 def test_threads_share_a_table(postgres: PostgresServer) -> None:
