@@ -56,7 +56,7 @@ def postgres() -> Iterator[PostgresServer]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def browser() -> Iterator[Any]:
     from browser import launched  # here, because most tests do without Playwright
 

@@ -69,8 +69,23 @@ def calls_made(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["fail", "truncate", "full"])
 def test_a_failure_at_any_call_loses_nothing_acknowledged(mode: str, tmp_path: Path) -> None:
+    """And every insert is told of a failure in some case.
+
+    The journal has threads: two records may go to disk in one write, which the fault then misses.
+    """
+    told: set[int] = set()
+    for attempt in range(5):
+        told |= fail_everywhere(mode, tmp_path / str(attempt))
+        if told == set(range(CALLS)):
+            return
+    raise AssertionError(f"only the inserts {sorted(told)} of {CALLS} were told of a failure")
+
+
+def fail_everywhere(mode: str, tmp_path: Path) -> set[int]:
+    """Let each call of the script fail in turn; returns the inserts that were told of it."""
+    tmp_path.mkdir()
     made = calls_made(tmp_path)
-    told = 0
+    told: set[int] = set()
     for k, call in enumerate(made, 1):
         if mode != "fail" and (not call.startswith("write") or "arrow" in call):
             continue
@@ -82,7 +97,7 @@ def test_a_failure_at_any_call_loses_nothing_acknowledged(mode: str, tmp_path: P
         acknowledged = [number for number in range(CALLS) if safe[number]]
         assert found == list(range(len(found)))  # a prefix, in order
         assert set(acknowledged) <= set(found), k
-        told += not all(safe)
+        told |= {number for number in range(CALLS) if not safe[number]}
         if mode == "full":
             with contextlib.suppress(rc.JournalError):
                 table.close()
@@ -91,7 +106,7 @@ def test_a_failure_at_any_call_loses_nothing_acknowledged(mode: str, tmp_path: P
             table.close()
             assert stored(path, tmp_path / "copy") == list(range(CALLS))
         shutil.rmtree(path, ignore_errors=True)
-    assert told > 5
+    return told
 
 
 def test_with_interval_the_error_reaches_the_next_call_and_goes_away_by_itself(
