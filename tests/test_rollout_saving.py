@@ -271,3 +271,18 @@ def test_a_snapshot_holds_no_pickle_and_its_own_part_is_json(tmp_path):
     json.loads((tmp_path / "s" / "manifest.json").read_text())
     for file in (tmp_path / "s").rglob("*"):
         assert file.is_dir() or file.suffix in (".json", ".arrow"), file
+
+
+def test_a_state_that_is_read_only_is_restored() -> None:
+    """As one is that came from another process."""
+    buffer = rc.RolloutBuffer(staleness=rc.Staleness(max_staleness=9))
+    for number in range(5):
+        rollout = rc.Rollout([1], [2, number], finish_reason="stop")
+        buffer.sync.put(rc.Group([rollout], task="math"), version=number % 3)
+    saved = buffer.state()
+    for arrays in (saved["items"], saved["arrays"]):
+        for array in arrays.values():
+            array.setflags(write=False)
+    again = rc.RolloutBuffer(staleness=rc.Staleness(max_staleness=9))
+    again.restore(saved)
+    assert again.sync.take(5) == buffer.sync.take(5)

@@ -125,8 +125,13 @@ def restore(core: Core, saved: Mapping[str, Any]) -> None:
             Batch.from_arrow(ArrowBatch(_from_bytes(rows), _from_bytes(shared), None))
             for rows, shared in saved["payload"]
         )
-        items = Saved(saved["numbers"], dict(saved["items"]), saved["arrays"])
+        items = Saved(saved["numbers"], _writable(saved["items"]), _writable(saved["arrays"]))
         member.restore(saved["entry"], items, batches, saved["blobs"])
+
+
+def _writable(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """What came from another process may be read-only, which kernels do not take."""
+    return {name: np.require(array, requirements="CW") for name, array in arrays.items()}
 
 
 def save(
