@@ -131,7 +131,7 @@ def restore(core: Core, saved: Mapping[str, Any]) -> None:
 
 def _writable(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """What came from another process may be read-only, which kernels do not take."""
-    return {name: np.require(array, requirements="CW") for name, array in arrays.items()}
+    return {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items()}
 
 
 def save(
