@@ -7,59 +7,26 @@ They run on the manager's event loop. Where nobody runs one, a thread of its own
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from recollect.errors import ProductionError
+from recollect.looping import BlockingFace
 from recollect.production.results import BatchResult
 
 if TYPE_CHECKING:
     from recollect.production.manager import BatchSize, Manager
 
-T = TypeVar("T")
 
-
-class BlockingManager:
+class BlockingManager(BlockingFace):
     """The same calls as a manager's, which says what they do, for any number of threads."""
 
     def __init__(self, manager: Manager) -> None:
+        super().__init__("recollect-production", ProductionError)
         self._manager = manager
-        self._lock = threading.Lock()
-        self._own: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
 
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the manager's event loop, and wait for it."""
-        loop = self._loop()
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
-        if running is loop:
-            call.close()
-            raise ProductionError(
-                "sync: this would block the event loop that production runs on; await instead"
-            )
-        future = asyncio.run_coroutine_threadsafe(call, loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # a trainer that is interrupted leaves no call waiting
-            raise
-
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            theirs = self._manager.loop
-            if theirs is not None and not theirs.is_closed():
-                return theirs
-            if self._own is None:
-                self._own = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._own.run_forever, name="recollect-production", daemon=True
-                )
-                self._thread.start()
-            return self._own
+    def _theirs(self) -> asyncio.AbstractEventLoop | None:
+        return self._manager.loop
 
     def start(self, batch_size: BatchSize, *, version: int | None = None) -> None:
         async def start() -> None:
@@ -124,9 +91,4 @@ class BlockingManager:
     def shutdown(self) -> None:
         """The end, also of the thread where this has one."""
         self.run(self._manager.shutdown())
-        with self._lock:
-            if self._own is not None and self._thread is not None:
-                self._own.call_soon_threadsafe(self._own.stop)
-                self._thread.join()
-                self._own.close()
-                self._own = self._thread = None
+        self._end()
