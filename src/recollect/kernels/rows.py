@@ -104,33 +104,31 @@ def _round_up(size):
     return (size + 7) & ~np.int64(7)
 
 
+@inner("void(int64, int64, int64, int64, int64, table, int64)")
+def _copy_fixed(base, stride, first, begin, end, columns, list_id):
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        record = base + (first + start - begin) * stride
+        for c in range(columns.shape[0]):
+            size = columns[c, SIZE]
+            source = data_of(objects[c]) + start * size
+            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+
+
 @kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
 def append_fixed(base, stride, first, begin, end, columns, list_id):
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Block by block, so that records stay in the cache until all columns came.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for start in range(begin, end, BLOCK):
-        stop = min(start + BLOCK, end)
-        record = base + (first + start - begin) * stride
-        for c in range(columns.shape[0]):
-            size = columns[c, SIZE]
-            source = data_of(objects[c]) + start * size
-            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+    _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def place_fixed(base, stride, first, begin, end, columns, list_id):
     """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for start in range(begin, end, BLOCK):
-        stop = min(start + BLOCK, end)
-        record = base + (first + start - begin) * stride
-        for c in range(columns.shape[0]):
-            size = columns[c, SIZE]
-            source = data_of(objects[c]) + start * size
-            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+    _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
