@@ -8,6 +8,7 @@ import time
 
 import pytest
 import ray
+from ray_cluster import ray_cluster
 
 import recollect as rc
 from recollect import production
@@ -17,15 +18,8 @@ from recollect.production.actor import received, start_manager, to_send
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(
-        num_cpus=3,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-        runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
-    )
-    yield
-    ray.shutdown()
+    with ray_cluster(cpus=3):
+        yield
 
 
 def make_manager(prompts=1000, ahead=30):

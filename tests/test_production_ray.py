@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray_cluster import ray_cluster
 
 import recollect as rc
 from recollect.production import RayGenerator, start_generator
@@ -21,15 +22,8 @@ def new_group(size: int = 1, **about: Any) -> rc.Group:
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-        runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
-    )
-    yield
-    ray.shutdown()
+    with ray_cluster(cpus=2):
+        yield
 
 
 class Engine:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
+from ray_cluster import ray_cluster
 
 import recollect as rc
 from recollect.training import DataPreparation
@@ -27,15 +27,8 @@ CONFIG = {
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 << 20,
-        runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
-    )
-    yield
-    ray.shutdown()
+    with ray_cluster(cpus=4):
+        yield
 
 
 class Rank:
