@@ -35,7 +35,7 @@ from recollect.demo.policy import (
 )
 from recollect.demo.report import write
 from recollect.demo.run import told
-from recollect.demo.watching import curve_of
+from recollect.demo.watching import View, curve_of
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -106,8 +106,9 @@ def read_to_end(terminal: int) -> str:
         parts.append(part)
 
 
-def test_wrong_use_is_one_sentence(tmp_path: Path) -> None:
-    done = subprocess.run(command(tmp_path, "--seconds", "-1"), capture_output=True, text=True)
+@pytest.mark.parametrize("seconds", ["-1", "0", "1.9", "nan", "inf"])
+def test_wrong_use_is_one_sentence(tmp_path: Path, seconds: str) -> None:
+    done = subprocess.run(command(tmp_path, "--seconds", seconds), capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--seconds" in done.stderr
 
@@ -242,3 +243,12 @@ def lived() -> Life:
     life.hear(json.dumps({"kind": "ended", "at": 20, "solved": {}, "accounts": accounts}))
     life.kills.append(killed(10, put=10, stored=10))
     return life
+
+
+def test_without_a_terminal_a_look_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing new comes while a process starts: then nothing is printed either."""
+    life = lived()
+    view = View(rollouts.TITLE, rollouts.NOUN, rollouts.HISTOGRAM, 10.0)
+    for _ in range(50):
+        view.show(life)
+    assert capsys.readouterr().out.count("solved") == 1

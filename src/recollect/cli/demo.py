@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
 from recollect.arguments import time_span
 from recollect.cli.showing import add_examples, add_json, print_json
+from recollect.errors import InvalidValue
+
+LEAST = 2.0  # seconds: half of it before the kill
 
 
 def add(commands: Any) -> None:
@@ -36,7 +40,10 @@ def run(given: argparse.Namespace) -> int:
     from recollect.demo.run import run as demo
 
     kind = steps if given.classic else rollouts
-    life = demo(kind, given.out, seconds=time_span("--seconds", given.seconds), seed=given.seed)
+    seconds = time_span("--seconds", given.seconds)
+    if not LEAST <= seconds < math.inf:
+        raise InvalidValue(f"--seconds: a run takes at least {LEAST:g}, got {seconds:g}")
+    life = demo(kind, given.out, seconds=seconds, seed=given.seed)
     text = finish(kind, given.out, life)
     if given.json:
         kill = life.kills[0]

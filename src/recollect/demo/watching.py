@@ -34,7 +34,7 @@ class View:
         self._seconds = seconds
         self._said: list[str] = []
         self._live: Live | None = None
-        self._printed = 0.0
+        self._printed = 0.0  # when the look was that the last line told of
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._live = Live(console=self._console, refresh_per_second=8)
 
@@ -55,8 +55,8 @@ class View:
     def show(self, life: Life) -> None:
         if self._live is not None:
             self._live.update(self._picture(life))
-        elif time.monotonic() - self._printed > LINES_EVERY and life.now:
-            self._printed = time.monotonic()
+        elif life.now and life.now["at"] - self._printed > LINES_EVERY:
+            self._printed = life.now["at"]
             solved = ", ".join(f"{name} {share:.0%}" for name, share in life.now["solved"].items())
             self._console.print(
                 f"{life.now['at']:5.1f} s  step {life.steps:4}  {life.puts:5} {self._noun} put, "
