@@ -56,9 +56,9 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import groups, packing, rows, tokens
+    from recollect.kernels import groups, packing, rows, single, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups, packing=packing)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups, packing=packing, single=single)
 
 
 def _dealing() -> Any:

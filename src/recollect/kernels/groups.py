@@ -27,6 +27,7 @@ from recollect.kernels.rows import (
 
 OBJECT_SIZE = 16  # of a list, a text or a dict: how many it has; the number itself in a float
 TEXT_STATE = 32  # int32
+INT_DIGIT = 24  # int32: the number itself, where it has one digit
 PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its head
 
 # What `about` holds: ids of types, dtypes and singletons, then where a rollout keeps each
@@ -34,15 +35,15 @@ PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its h
 (
     ROLLOUT, NOTHING, ARRAY, INT32, FLOAT32, INT8, FLOAT, TEXT, DICT, LIST, ZERO, TEXT_DATA,
     RESPONSE, LOGPROBS, MASK, VERSIONS, REWARD, PROMPT, SEGMENT, ATTEMPT, ERROR, REWARDS, TURNS,
-    EXTRAS, BLOBS, ARRAYS, COMPLETED,
-) = range(27)  # fmt: skip
+    EXTRAS, BLOBS, ARRAYS, STATUS, REASON, DISPATCH, COMPLETED, INT,
+) = range(31)  # fmt: skip
 
 # What `look` finds: which of the optional arrays there are, sizes in bytes, whether a logprob is
-# not a number, the lowest version of a token.
+# not a number, the lowest version of a token, whether all rollouts were dispatched at one version.
 (
     HAS_LOGPROBS, HAS_MASK, HAS_REWARD, PAYLOAD, STORED, SHARED_PAYLOAD, SHARED_STORED, NAN,
-    HAS_VERSIONS, OLDEST,
-) = range(10)  # fmt: skip
+    HAS_VERSIONS, OLDEST, TOGETHER,
+) = range(11)  # fmt: skip
 
 # What `write` gets and changes: where the next record and the last cell of two segments are.
 BASE, STRIDE, TAIL, ROW, SHARED_BASE, SHARED_STRIDE, SHARED_TAIL, SHARED_ROW = range(8)
@@ -75,6 +76,32 @@ def _text_length(text, about):
     ):
         return np.int64(-1)
     return int64_at(text + OBJECT_SIZE)[0]
+
+
+@inner("boolean(int64, int64, ints)")
+def _same_text(a, b, about):
+    """Whether two objects are one, or the same text of ASCII."""
+    if a == b:
+        return True
+    n = _text_length(a, about)
+    if n < 0 or n != _text_length(b, about):
+        return False
+    ours, theirs = int8_at(a + about[TEXT_DATA]), int8_at(b + about[TEXT_DATA])
+    differ = np.int8(0)
+    for k in range(n):
+        differ |= ours[k] ^ theirs[k]
+    return differ == 0
+
+
+@inner("boolean(int64, int64, ints)")
+def _same_int(a, b, about):
+    """Whether two objects are one, or the same int of one digit."""
+    return a == b or (
+        int64_at(a + OBJECT_TYPE)[0] == about[INT]
+        and int64_at(b + OBJECT_TYPE)[0] == about[INT]
+        and int64_at(a + OBJECT_SIZE)[0] == int64_at(b + OBJECT_SIZE)[0]
+        and int32_at(a + INT_DIGIT)[0] == int32_at(b + INT_DIGIT)[0]
+    )
 
 
 @inner("int64(int64)")
@@ -205,10 +232,18 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
     objects = int64_at(int64_at(rollouts + LIST_ITEMS)[0])
     texts = int64_at(int64_at(ids + LIST_ITEMS)[0])
     payload = stored = np.int64(0)
+    found[TOGETHER] = 1
     for row in range(n):
         letters = _text_length(texts[row], about)
         if letters < 0 or not _has_layout(objects[row], prompt, about, found, row == 0):
             return np.int64(-1)
+        first, one = objects[0], objects[row]
+        status = int64_at(one + about[STATUS])[0]
+        said_here = int64_at(one + about[REASON])[0]
+        if status != int64_at(first + about[STATUS])[0] or not _same_text(said_here, reason, about):
+            return np.int64(-1)
+        sent, sent_here = int64_at(first + about[DISPATCH])[0], int64_at(one + about[DISPATCH])[0]
+        found[TOGETHER] &= _same_int(sent_here, sent, about)
         tokens = _length(int64_at(objects[row] + about[RESPONSE])[0], about[INT32], about)
         arrays = 1 + found[HAS_LOGPROBS] + found[HAS_VERSIONS]
         payload += tokens * (4 * arrays + found[HAS_MASK]) + letters
@@ -267,18 +302,18 @@ def _put_cell(base, tail, record, offset, source, length, size):
 
 
 @kernel(
-    "boolean(int64, int64, int64, int64, int64, int64, int64, ints, table, table, ints, ints, "
-    "ints)",
+    "boolean(int64, int64, int64, int64, int64, int64, int64, int64, ints, table, table, ints, "
+    "ints, ints)",
     nogil=False,
 )
 def write(
-    rollouts, prompt, ids, reason, group_id, shared, stamp, dispatch, rows, others, about, found,
-    place,
+    rollouts, prompt, ids, reason, group_id, shared, stamp, dispatch, each, rows, others, about,
+    found, place,
 ):  # fmt: skip
     """Copy a group that `look` found fit; False, and nothing is stored, where it has changed since.
 
-    `stamp` is the version of all tokens, `dispatch` that of each rollout, or one for all. They are
-    completed, of segment 0 and at their first attempt.
+    `stamp` is the version of all tokens, `dispatch` that at which rollouts were dispatched, or
+    `each` where they differ. They are completed, of segment 0 and at their first attempt.
     """
     parts = found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD], found[HAS_VERSIONS]
     payload, others_payload = found[PAYLOAD], found[SHARED_PAYLOAD]
@@ -325,7 +360,7 @@ def write(
                 elements = int64_at(reason + OBJECT_SIZE)[0]
             if x[CELL] != FIXED:
                 tail = _put_cell(base, tail, record, x[OFFSET], source, elements, x[SIZE])
-        sent = dispatch[row if dispatch.size > 1 else 0]
+        sent = each[row] if each.size else dispatch
         int64_at(record + rows[C_STAMP, OFFSET])[0] = stamp
         int64_at(record + rows[C_DISPATCH, OFFSET])[0] = sent
         int8_at(record + rows[C_STATUS, OFFSET])[0] = about[COMPLETED]

@@ -384,57 +384,59 @@ def rebuild_maxima(items):
 
 
 # -- storing and freeing ------------------------------------------------------------------------
+@inner("int64(ints, uint64, int64, int64, int64, int64, float64, int64, float64)")
+def place_item(items, key, home, location, rows, size, priority, partition, now):
+    """Give a new item a slot, its own or the first free one, and write what every item has."""
+    states = int8_at(items[A_RECORD])
+    slot = home
+    displaced = states[32 * slot + STATE] != FREE
+    if displaced:
+        slot = items[FREE_HEAD]
+    _unlink_free(items, slot)
+    uint64_at(items[A_RECORD])[4 * slot] = key
+    states[32 * slot + STATE] = VISIBLE
+    if displaced:
+        _hash_add(items, slot)
+    int32_at(items[A_RECORD])[8 * slot + TIMES] = 0
+    float64_at(items[A_INSERTED])[slot] = now
+    float64_at(items[A_RECORD])[4 * slot + PRIORITY] = priority
+    _follow_priority(items, slot, -1.0, priority)
+    int64_at(items[A_RECORD])[4 * slot + LOCATION] = location
+    if items[A_ROWS] != 0:
+        int32_at(items[A_ROWS])[slot] = rows
+    if items[A_NBYTES] != 0:
+        int64_at(items[A_NBYTES])[slot] = size
+    if items[A_PARTITION] != 0:
+        int32_at(items[A_PARTITION])[slot] = partition
+        int64_at(items[A_PARTITION_LIVE])[partition] += 1
+    return slot
+
+
 @kernel("void(ints, int64, ints, int32[::1], ints, floats, int32[::1], float64, words, ints)")
 def allocate(items, n, locations, rows, nbytes, priorities, partitions, now, keys_out, slots_out):
     """Give n items their keys and slots, and write what every item has.
 
     An array with one entry stands for all; one location stands for consecutive rows.
     """
-    keys = uint64_at(items[A_RECORD])
-    states = int8_at(items[A_RECORD])
-    records = int64_at(items[A_RECORD])
-    times = int32_at(items[A_RECORD])
-    numbers = float64_at(items[A_RECORD])
-    inserted = float64_at(items[A_INSERTED])
     origin = np.uint64(items[ORIGIN])
     counter = items[COUNTER]
     home = counter % items[SLOTS]
     total_bytes = np.int64(0)
     total_rows = np.int64(0)
     for i in range(n):
-        key = origin | np.uint64(counter)
-        counter += 1
-        slot = home
-        home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
-        displaced = states[32 * slot + STATE] != FREE
-        if displaced:
-            slot = items[FREE_HEAD]
-        _unlink_free(items, slot)
-        keys[4 * slot] = key
-        states[32 * slot + STATE] = VISIBLE
-        if displaced:
-            _hash_add(items, slot)
-        keys_out[i] = key
-        slots_out[i] = slot
-        times[8 * slot + TIMES] = 0
-        inserted[slot] = now
-        priority = priorities[i] if priorities.size > 1 else priorities[0]
-        numbers[4 * slot + PRIORITY] = priority
-        _follow_priority(items, slot, -1.0, priority)
         own_rows = np.int64(rows[i] if rows.size > 1 else rows[0])
         size = nbytes[i] if nbytes.size > 1 else nbytes[0]
-        location = locations[i] if locations.size > 1 else locations[0] + i * own_rows
-        records[4 * slot + LOCATION] = location
+        keys_out[i] = origin | np.uint64(counter)
+        slots_out[i] = place_item(
+            items, keys_out[i], home,
+            locations[i] if locations.size > 1 else locations[0] + i * own_rows, own_rows, size,
+            priorities[i] if priorities.size > 1 else priorities[0],
+            np.int64(partitions[i] if partitions.size > 1 else partitions[0]), now,
+        )  # fmt: skip
+        counter += 1
+        home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
         total_bytes += size
         total_rows += own_rows
-        if items[A_ROWS] != 0:
-            int32_at(items[A_ROWS])[slot] = own_rows
-        if items[A_NBYTES] != 0:
-            int64_at(items[A_NBYTES])[slot] = size
-        if items[A_PARTITION] != 0:
-            partition = partitions[i] if partitions.size > 1 else partitions[0]
-            int32_at(items[A_PARTITION])[slot] = partition
-            int64_at(items[A_PARTITION_LIVE])[partition] += 1
     items[COUNTER] = counter
     items[PAYLOAD] += total_bytes
     items[ROWS] += total_rows
@@ -484,7 +486,7 @@ def release(items, slots, n):
 
 # -- in and out of the indexes ------------------------------------------------------------------
 @inner("void(ints, ints, int64, int64)")
-def _count_visible(items, slots, n, sign):
+def count_visible(items, slots, n, sign):
     """Items become visible (1) or invisible (-1): count them, and how often they were sampled."""
     times = int32_at(items[A_RECORD])
     for i in range(n):
@@ -498,7 +500,7 @@ def _count_visible(items, slots, n, sign):
 
 
 @inner("void(ints, ints, int64, int64)")
-def _set_state(items, slots, n, state):
+def set_state(items, slots, n, state):
     states = int8_at(items[A_RECORD])
     for i in range(n):
         place = 32 * slots[i] + STATE
@@ -518,7 +520,7 @@ def _same_partition(items, slots, n):
 
 
 @inner("void(ints, table, ints, int64, int64, int64, int64, ints)")
-def _each_index(items, table, slots, n, change, mask, skip, work):
+def each_index(items, table, slots, n, change, mask, skip, work):
     """Change every index but `skip` that depends on `mask`; a mask of 0 means every index.
 
     `skip` is a row of the table; where it is a partition's, its whole family is skipped.
@@ -558,13 +560,13 @@ def arrange(items, table, slots, n, verb, mask, work):
         change_index(items, table[verb - FILL], slots, n, mask, work)
         return
     if verb == HIDE:
-        _count_visible(items, slots, n, -1)
+        count_visible(items, slots, n, -1)
     change = verb if verb <= CHANGE else (ADD if verb == SHOW else REMOVE)
-    _each_index(items, table, slots, n, change, mask, -1, work)
+    each_index(items, table, slots, n, change, mask, -1, work)
     if verb == SHOW:
-        _count_visible(items, slots, n, 1)
+        count_visible(items, slots, n, 1)
     if verb in (SHOW, HIDE):
-        _set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
+        set_state(items, slots, n, VISIBLE if verb == SHOW else LEASED)
 
 
 @kernel("void(ints, int64, int32[::1])", nogil=True)
@@ -642,7 +644,7 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     x[HEAD] = slot
     previous[slot] = -1
     items[VISITS] += n
-    _each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, -1, work)
+    each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, -1, work)
 
 
 # -- sampling -----------------------------------------------------------------------------------
@@ -765,7 +767,7 @@ def choose(
             if dependents:
                 change = ADD if adding else REMOVE
                 skip = np.int64(-1) if adding else popped
-                _each_index(items, table, one, 1, change, DEPENDS_TIMES, skip, work)
+                each_index(items, table, one, 1, change, DEPENDS_TIMES, skip, work)
             if not adding:
                 times[8 * slot + TIMES] += 1
         items[SAMPLED] += 1
@@ -774,15 +776,15 @@ def choose(
         if limit > 0 and times[8 * slot + TIMES] >= limit:
             ints[IN_LEFT, left] = slot
             left += 1
-            _count_visible(items, one, 1, -1)
-            _set_state(items, one, 1, LEASED)
-            _each_index(items, table, one, 1, REMOVE, 0, -1, work)
+            count_visible(items, one, 1, -1)
+            set_state(items, one, 1, LEASED)
+            each_index(items, table, one, 1, REMOVE, 0, -1, work)
             if temporary and one_by_one:
                 change_index(items, table[rows[0]], one, 1, REMOVE, work)
     if verb != SAMPLE:
-        _count_visible(items, chosen, n, -1)
-        _set_state(items, chosen, n, LEASED)
-        _each_index(items, table, chosen, n, REMOVE, 0, popped, work)
+        count_visible(items, chosen, n, -1)
+        set_state(items, chosen, n, LEASED)
+        each_index(items, table, chosen, n, REMOVE, 0, popped, work)
         if verb == TAKE:  # not before: orders compare by what is counted here
             for i in range(n):
                 times[8 * chosen[i] + TIMES] += 1

@@ -277,8 +277,10 @@ class Core:
         entry = self.entries.pop(key)
         if self.by_id.get(entry.group_id) == key:
             del self.by_id[entry.group_id]
-        self.stages.went(key, entry)
-        self.stages.forget(key, entry)
+        if entry.lacks:
+            self.stages.went(key, entry)
+        if self.stages._rows_of is not None:
+            self.stages.forget(key, entry)
         if entry.blobs:
             self.blobs.remove(entry.blobs)
         self.accounts[entry.task].left["overflow"] += 1

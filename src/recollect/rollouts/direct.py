@@ -30,9 +30,13 @@ from recollect.storage.base import Storage
 Ints = NDArray[np.int64]
 
 LARGEST = (1 << 31) - 1  # the highest version that tokens can have
+ONE_DIGIT = 1 << 30  # the lowest int that has two
+DIGIT = (1 << 32) - 1
+NO_VERSIONS = np.zeros(0, np.int64)
 PARTS = (
     "response_ids", "logprobs", "loss_mask", "versions", "reward", "prompt_ids", "segment",
-    "attempt", "error", "rewards", "turns", "extras", "blobs", "arrays",
+    "attempt", "error", "rewards", "turns", "extras", "blobs", "arrays", "_status",
+    "_finish_reason", "dispatch_version",
 )  # fmt: skip
 
 
@@ -44,7 +48,8 @@ class Known(NamedTuple):
     reason: str | None
     about: str | None
     stamp: int
-    dispatch: Ints
+    dispatch: int
+    each: Ints
     found: Ints
     sizes: tuple[int, ...]
     fields: dict[str, Any]
@@ -67,10 +72,11 @@ class Direct:
         from recollect.storage.direct import DirectInserts
         from recollect.storage.memory import MemoryStorage
 
-        self._kernels = kernels.load_tokens().groups
+        family = kernels.load_tokens()
+        self._kernels = family.groups
         self._about = _about() if type(storage) is MemoryStorage else None
         if isinstance(storage, MemoryStorage):
-            self._inserts = DirectInserts(storage)
+            self._inserts = DirectInserts(storage, family.single)
 
     def look(
         self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
@@ -85,27 +91,19 @@ class Direct:
             or rule.max_token_staleness is not None
         ):
             return None
-        count = len(rollouts)
+        first = rollouts[0]
         try:
             ids = [rollout.rollout_id for rollout in rollouts]
-            reasons = [rollout._finish_reason for rollout in rollouts]
-            reason = reasons[0]
-            if len(set(ids)) != count or reasons.count(reason) != count:
+            reason = first._finish_reason
+            status = first._status or FINISH_REASONS.get(reason)
+            if status is not Status.COMPLETED or len(set(ids)) != len(ids):
                 return None
-            given = [rollout._status for rollout in rollouts]
-            dispatch: list[Any] = [rollout.dispatch_version for rollout in rollouts]
         except (AttributeError, TypeError):
-            return None
-        status = given[0] or FINISH_REASONS.get(reason)
-        if status is not Status.COMPLETED or given.count(given[0]) != count:
-            return None
-        sent, lowest = self._dispatched(dispatch, version)
-        if sent is None:
             return None
         about = described(group)
         text = to_json(about) if about else None
         group_id, prompt = group.group_id, group.prompt_ids
-        found = np.empty(10, np.int64)
+        found = np.empty(11, np.int64)
         stamped = version is not None
         if not self._kernels.look(
             id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text), stamped,
@@ -113,12 +111,16 @@ class Direct:
         ):  # fmt: skip
             return None
         sizes = tuple(found.tolist())
+        sent = _dispatched(rollouts, sizes[10] == 1, version)
+        if sent is None:
+            return None
+        lowest, each = sent
         oldest = NONE if version is None else version
         if sizes[8]:
             oldest = sizes[9]
             if oldest < 0:  # tool output
                 return None
-            if rule.measure == "dispatch" and sent.size > 1 and sent.min() < 0:
+            if rule.measure == "dispatch" and each.size and each.min() < 0:
                 return None  # for some rollouts the dispatch counts, for others their tokens
         elif sizes[7]:  # tool output among tokens that are to be stamped
             return None
@@ -137,21 +139,9 @@ class Direct:
         entry = Entry(group_id, group.task, ids, counted, 0.0)
         stamp = NONE if version is None or sizes[8] else version
         return Known(
-            rollouts, prompt, reason, text, stamp, sent, found, sizes, fields, expires, entry
-        )
-
-    def _dispatched(self, dispatch: list[Any], version: int | None) -> tuple[Ints | None, int]:
-        """The dispatch version of each row, or of all of them, and the lowest; -1 for none."""
-        default = NONE if version is None else version
-        first = default if dispatch[0] is None else dispatch[0]
-        if dispatch.count(dispatch[0]) == len(dispatch):
-            if type(first) is not int or not NONE <= first <= LARGEST:
-                return None, 0
-            return np.array([first], np.int64), first
-        cells = [default if each is None else each for each in dispatch]
-        if not all(type(each) is int and NONE <= each <= LARGEST for each in cells):
-            return None, 0
-        return np.array(cells, np.int64), min((c for c in cells if c >= 0), default=NONE)
+            rollouts, prompt, reason, text, stamp, lowest, each, found, sizes, fields, expires,
+            entry,
+        )  # fmt: skip
 
     def store(self, known: Known, now: float) -> int | None:
         """Under the lock: copy a group; returns its key, None where it has changed meanwhile."""
@@ -162,8 +152,8 @@ class Direct:
         def write(place: Ints) -> bool:
             done: bool = kernel(
                 id(known.rollouts), id(known.prompt), id(entry.rollout_ids), id(known.reason),
-                id(entry.group_id), id(known.about), known.stamp, known.dispatch, rows, shared,
-                about, known.found, place,
+                id(entry.group_id), id(known.about), known.stamp, known.dispatch, known.each, rows,
+                shared, about, known.found, place,
             )  # fmt: skip
             return done
 
@@ -175,6 +165,25 @@ class Direct:
     def evict(self, order: Ordered) -> int:
         """Under the lock: the first group by an order leaves; returns its key."""
         return self._inserts.evict(order)
+
+
+def _dispatched(
+    rollouts: list[Rollout], together: bool, version: int | None
+) -> tuple[int, Ints] | None:
+    """The lowest version at which rollouts were dispatched, -1 for none, and that of each one.
+
+    The latter is empty where all have one. None where a version is no such number.
+    """
+    default = NONE if version is None else version
+    first = rollouts[0].dispatch_version
+    sent = default if first is None else first
+    if together and type(sent) is int and NONE <= sent < ONE_DIGIT:
+        return sent, NO_VERSIONS
+    each = [rollout.dispatch_version for rollout in rollouts]
+    cells = [default if one is None else one for one in each]
+    if not all(type(one) is int and NONE <= one <= LARGEST for one in cells):
+        return None
+    return min((one for one in cells if one >= 0), default=NONE), np.array(cells, np.int64)
 
 
 # -- how objects are laid out ---------------------------------------------------------------------
@@ -208,9 +217,13 @@ def _about() -> Ints | None:
     expected = [int(np.float64(0.5).view(np.int64)), 3, 0, 1]
     if [reading(id(one)) for one in sample] != expected:
         return None
+    sevens, others = [int("700"), int("7000") // 10], (701, -700, 1 << 40, 1 << 70)
+    told = [(reading(id(one)), reading(id(one) + 8) & DIGIT) for one in (*sevens, *others)]
+    if told[0] != told[1] or told[0] in told[2:]:
+        return None
     types = (np.ndarray, np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.int8), float, str)
     ids = [id(Rollout), id(None), *map(id, types), id(dict), id(list), id(0), data]
-    return np.array([*ids, *places, CODES[Status.COMPLETED]], np.int64)
+    return np.array([*ids, *places, CODES[Status.COMPLETED], id(int)], np.int64)
 
 
 def _is_plain(reading: Any, text: str) -> bool:

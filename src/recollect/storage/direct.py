@@ -15,30 +15,25 @@ from numpy.typing import NDArray
 
 from recollect.kernels import layout
 from recollect.selectors import Ordered
-from recollect.storage.chosen import KEY, SLOT
-from recollect.storage.indexing import SHOW
-from recollect.storage.memory import EVICT, MemoryStorage
+from recollect.storage.fields import FieldArray
+from recollect.storage.memory import MemoryStorage
 
 Ints = NDArray[np.int64]
+Array = NDArray[Any]
 
-ALL_BITS = (1 << 64) - 1  # of a key, which kernels hand over as an int64
+BLOCK = 3  # what kernels get of a field: where its array is, bytes of a value, the value
 
 
 class DirectInserts:
     """Items with shared cells, one at a time. Its caller holds the lock of the storage."""
 
-    def __init__(self, storage: MemoryStorage) -> None:
+    def __init__(self, storage: MemoryStorage, kernels: Any) -> None:
         self._storage = storage
+        self._enter, self._leave = kernels.enter, kernels.leave
         self._place = np.empty(8, np.int64)  # see `kernels.groups`
-        self._location, self._payload = np.empty(1, np.int64), np.empty(1, np.int64)
-        self._slot, self._key = np.empty(1, np.int64), np.empty(1, np.uint64)
-        self._ints, self._floats = np.empty((5, 1), np.int64), np.empty((3, 1))
-        self._rows, self._partition = np.empty(1, np.int32), np.empty(1, np.int32)
-        # The same memory: single numbers go in and out of a memoryview faster than of an array.
-        self._in_place, self._in_location = self._place.data, self._location.data
-        self._in_payload, self._in_rows = self._payload.data, self._rows.data
-        self._in_partition = self._partition.data
-        self._in_slot, self._in_key = self._slot.data, self._key.data
+        self._in_place = self._place.data  # the same memory: quicker for single numbers
+        self._slot = np.empty(1, np.int64)
+        self._fields = _Fields(storage)
 
     @property
     def columns(self) -> tuple[Ints, Ints]:
@@ -77,51 +72,83 @@ class DirectInserts:
         place[4], place[5], place[6], place[7] = other.base, other.stride, other.tail, other.rows
         if not write(self._place):
             return None
-        self._in_location[0] = (page.number << 32) | page.rows
+        location = (page.number << 32) | page.rows
         shared_location = (other.number << 32) | other.rows
         page.tail, other.tail = place[2], place[6]
         page.rows += count
         other.rows += 1
-        rows.live_rows[page.number] += count
-        shared.live_rows[other.number] += 1
-        self._in_payload[0] = payload[0] + payload[1]
-        self._in_rows[0] = count
-        self._in_partition[0] = indexing.partition(
-            tuple([fields.get(name) for name in storage._partition_by])
-        )
-        priority = storage._default
-        priority[0] = items.highest_priority()
+        opened = rows.opened + shared.opened
+        if opened != storage._opened:
+            storage._show_segments()
         indexing.expect_versions(fields)
-        slots = self._slot
-        storage._kernels.items.allocate(
-            items.block, 1, self._location, self._rows, self._payload, priority, self._partition,
-            now, self._key, slots,
+        partition = indexing.partition(tuple([fields.get(by) for by in storage._partition_by]))
+        indexing.reserve_one(partition)
+        described = self._fields.describe(fields)
+        key: int = self._enter(
+            items.block, indexing.indexes.table, location, count, payload[0] + payload[1],
+            shared_location, payload[1], items.highest_priority(), partition, now, described,
+            len(items.fields), self._slot, indexing.work,
         )  # fmt: skip
-        slot = self._in_slot[0]
-        items.write_one(slot, fields)
-        items.owned[layout.A_SHARED][slot] = shared_location
-        items.owned[layout.A_SHARED_NBYTES][slot] = payload[1]
         if rows.tracking or shared.tracking:
-            storage._track(slots)
-        indexing.reserve(self._partition, 1)
-        indexing.make_work(1)
-        storage._kernels.items.arrange(
-            items.block, indexing.indexes.table, slots, 1, SHOW, 0, indexing.work
-        )
-        storage._tidy(rows.opened + shared.opened)
-        key: int = self._in_key[0]
+            storage._track(self._slot)
+        storage._tidy(opened)
         return key
 
     def evict(self, selector: Ordered) -> int:
         """Remove the first item by an order, which nobody reads any more; returns its key."""
-        storage, ints = self._storage, self._ints
+        storage = self._storage
         indexing = storage._indexing
         plan = indexing.plan(selector, False)
-        rows = plan.rows if plan.rows is not None else indexing.rows_over_all(plan)
-        storage._choose(
-            storage._items.block, indexing.indexes.table, rows, EVICT, 1, False, 0, 0.0, 0,
-            storage._random, ints, self._floats, indexing.work,
-        )  # fmt: skip
-        self._slot[0] = ints[SLOT, 0]
-        storage._release(self._slot)
-        return int(ints[KEY, 0]) & ALL_BITS
+        order = plan.row if plan.row >= 0 else int(indexing.rows_over_all(plan)[0])
+        key: int = self._leave(
+            storage._items.block, indexing.indexes.table, order, self._slot, indexing.work
+        )
+        storage._tidy(storage._opened)
+        return key
+
+
+class _Fields:
+    """The fields of one new item as the kernel wants them, in memory that is used again."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._storage = storage
+        self._of: dict[str, FieldArray] = {}
+        self._known: list[tuple[str, FieldArray, Array, int]] = []
+        self._blocks = np.empty(0, np.int64)
+
+    def describe(self, given: Mapping[str, Any]) -> Ints:
+        """What was given, and absent for the rest."""
+        items = self._storage._items
+        fields = items.fields
+        for name in given:
+            if name not in fields:
+                items.field(name)
+        if fields is not self._of or len(fields) != len(self._known):
+            self._lay_out(fields)
+        for name, field, array, place in self._known:
+            value = given.get(name)
+            if field.kind == "str":
+                code = -1 if value is None else field.codes.get(value)
+                if code is None:
+                    field.make_room(1)
+                    code = field.code(value)
+                self._numbers[place] = code
+            elif field.kind == "float":
+                self._floats[place] = field.absent if value is None else value
+            else:
+                self._numbers[place] = field.absent if value is None else value
+            if field.array is not array:
+                self._lay_out(fields)
+                return self.describe(given)
+        return self._blocks
+
+    def _lay_out(self, fields: dict[str, FieldArray]) -> None:
+        """Fields were added, or have other arrays."""
+        self._of = fields
+        self._blocks = np.empty(BLOCK * len(fields), np.int64)
+        self._numbers, self._floats = self._blocks.data, self._blocks.view(np.float64).data
+        self._known = []
+        for number, (name, field) in enumerate(fields.items()):
+            array = field.array
+            self._blocks[BLOCK * number : BLOCK * number + 2] = array.ctypes.data, array.itemsize
+            self._known.append((name, field, array, BLOCK * number + 2))

@@ -199,7 +199,7 @@ class FieldArray(Texts):
     def write(self, slots: Array, value: FieldValue) -> None:
         """Set the field of items; the caller has checked the value."""
         if self.kind == "str":
-            self._forget_unused(slots.size)
+            self.make_room(slots.size)
             if isinstance(value, np.ndarray):
                 self.array[slots] = [self.code(text) for text in value]
             else:
@@ -207,16 +207,8 @@ class FieldArray(Texts):
         else:
             self.array[slots] = self.absent if value is None else value
 
-    def write_one(self, slot: int, value: FieldValue) -> None:
-        """The same for one item and one value."""
-        if self.kind == "str":
-            self._forget_unused(1)
-            self.array[slot] = self.code(value)
-        else:
-            self.array[slot] = self.absent if value is None else value
-
-    def _forget_unused(self, more: int) -> None:
-        """Number the texts anew when most of them belong to items that have gone."""
+    def make_room(self, more: int) -> None:
+        """Before texts come: number them anew when most belong to items that have gone."""
         if len(self.names) + more > 2 * self.array.size + 1024:
             self.array = self.keep(self.array)
 

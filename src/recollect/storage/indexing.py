@@ -37,12 +37,13 @@ FILLED = 1 << 14  # items that enter a new index at a time: scratch memory stays
 class Plan:
     """How a selector is executed: worked out once."""
 
-    __slots__ = ("aging", "beta", "kind", "normalize", "rows", "selector", "stratified")
+    __slots__ = ("aging", "beta", "kind", "normalize", "row", "rows", "selector", "stratified")
 
     def __init__(self, selector: Selector, staying: bool) -> None:
         self.selector = selector  # keeps the id alive by which the plan is found
         self.kind = IndexKind.of(selector, staying=staying)
-        self.rows: Ints | None = None  # the row of its index over all items
+        self.row = -1  # of its index over all items, once that is made
+        self.rows: Ints | None = None  # the same for kernels that take several
         self.beta: float | Linear = 0.0
         self.stratified = self.normalize = 0
         self.aging = False
@@ -92,6 +93,7 @@ class Indexing:
                 visible = self._items.visible()
                 self.indexes.at(row).reference_to(self._items.newest_version(visible))
                 self.fill(row, self._in_order(visible))
+            plan.row = row
             plan.rows = np.array([row], np.int64)
         return plan.rows
 
@@ -253,6 +255,12 @@ class Indexing:
                 needed = index.count + coming
                 if needed > index.room and index.reserve(max(needed, 2 * index.room)):
                     self._refresh(index)
+
+    def reserve_one(self, number: int) -> None:
+        """Make room in a partition for one item that comes."""
+        for index in self.indexes.partitions[number]:
+            if index.row[layout.COUNT] >= index.room and index.reserve(max(16, 2 * index.room)):
+                self._refresh(index)
 
     def make_work(self, items: int) -> None:
         """Have scratch memory for a call about so many items."""

@@ -221,19 +221,6 @@ class Items:
             counters = self.key[slots] & np.uint64(layout.COUNTER_MASK)
             self.owned[layout.A_SEQ][slots] = counters.astype(np.int64)
 
-    def write_one(self, slot: int, given: Mapping[str, FieldValue]) -> None:
-        """The same for one item."""
-        for name in given:
-            if name not in self.fields:
-                self.field(name)
-        for name, field in self.fields.items():
-            field.write_one(slot, given.get(name))
-        for position in (layout.A_DELIVERIES, layout.A_REVISION):
-            if position in self.owned:
-                self.owned[position][slot] = 0
-        if layout.A_SEQ in self.owned:
-            self.owned[layout.A_SEQ][slot] = int(self.key[slot]) & layout.COUNTER_MASK
-
     def newest_version(self, slots: Ints) -> float:
         """The highest version among items of positive priority, 0 where there is none."""
         version = self.fields.get("version")

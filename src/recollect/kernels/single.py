@@ -1,0 +1,94 @@
+"""One item that comes, and the first of an order that leaves for it: a call each.
+
+The same as `allocate`, the fields and `arrange`, and as `choose` and `release`, for those who
+store items one by one and for whom four calls would take longer than what they do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recollect.kernels.compile import kernel
+from recollect.kernels.indexes import REMOVE
+from recollect.kernels.items import SHOW, arrange, count_visible, each_index, place_item, release
+from recollect.kernels.layout import (
+    A_DELIVERIES,
+    A_RECORD,
+    A_REVISION,
+    A_SEGMENT_ROWS,
+    A_SEQ,
+    A_SHARED,
+    A_SHARED_NBYTES,
+    A_SHARED_ROWS,
+    COUNTER,
+    KEY,
+    LIVE,
+    ORIGIN,
+    PAYLOAD,
+    ROWS,
+    SLOTS,
+)
+from recollect.kernels.orders import order_first, order_remove
+from recollect.kernels.raw import int8_at, int32_at, int64_at
+
+# What `enter` gets of each field: where its array is, the bytes of a value, and the value's bits.
+ARRAY, BYTES, VALUE = 0, 1, 2
+FIELD_BLOCK = 3
+
+
+@kernel(
+    "uint64(ints, table, int64, int64, int64, int64, int64, float64, int64, float64, ints, int64,"
+    " ints, ints)",
+    nogil=False,
+)
+def enter(
+    items, table, location, rows, size, shared, shared_size, priority, partition, now, fields,
+    count, slots, work,
+):  # fmt: skip
+    """Store and show one item of `rows` rows with shared cells, and `count` fields.
+
+    Returns its key; its slot stands in `slots`.
+    """
+    counter = items[COUNTER]
+    key = np.uint64(items[ORIGIN]) | np.uint64(counter)
+    slot = place_item(
+        items, key, counter % items[SLOTS], location, rows, size, priority, partition, now
+    )
+    slots[0] = slot
+    items[COUNTER] += 1
+    items[PAYLOAD] += size
+    items[ROWS] += rows
+    items[LIVE] += 1
+    int64_at(items[A_SHARED])[slot] = shared
+    int64_at(items[A_SHARED_NBYTES])[slot] = shared_size
+    int64_at(items[A_SEGMENT_ROWS])[location >> 32] += rows
+    int64_at(items[A_SHARED_ROWS])[shared >> 32] += 1
+    for k in range(count):
+        field = fields[FIELD_BLOCK * k :]
+        if field[BYTES] == 1:
+            int8_at(field[ARRAY])[slot] = field[VALUE]
+        elif field[BYTES] == 4:
+            int32_at(field[ARRAY])[slot] = field[VALUE]
+        else:
+            int64_at(field[ARRAY])[slot] = field[VALUE]
+    if items[A_DELIVERIES] != 0:
+        int32_at(items[A_DELIVERIES])[slot] = 0
+    if items[A_REVISION] != 0:
+        int32_at(items[A_REVISION])[slot] = 0
+    if items[A_SEQ] != 0:
+        int64_at(items[A_SEQ])[slot] = counter
+    arrange(items, table, slots, 1, SHOW, 0, work)
+    return key
+
+
+@kernel("uint64(ints, table, int64, ints, ints)", nogil=False)
+def leave(items, table, order, slots, work):
+    """Free the slot of the first item of an order; returns its key. `slots` has room for one."""
+    slot = order_first(items, table[order])
+    order_remove(items, table[order], slot)
+    slots[0] = slot
+    count_visible(items, slots, 1, -1)
+    each_index(items, table, slots, 1, REMOVE, 0, order, work)
+    key = np.uint64(int64_at(items[A_RECORD])[4 * slot + KEY])
+    release(items, slots, 1)
+    return key
