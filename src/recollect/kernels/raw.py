@@ -200,17 +200,15 @@ def fence(typing_context):
 def stream_bytes(target, source, size):
     """Copy many bytes that nobody reads soon: past the caches, and so without reading the target.
 
-    Call `fence` after the last one.
+    Whole cache lines only: one that is streamed in part and stored in part costs more than many
+    whole ones. Call `fence` after the last one.
     """
-    first = min(-target & 31, size)
-    copy_bytes(target, source, first)
-    done = first
-    while done + 128 <= size:
+    done = min(-target & 63, size)
+    copy_bytes(target, source, done)
+    while done + 64 <= size:
         _stream_32(target + done, source + done)
         _stream_32(target + done + 32, source + done + 32)
-        _stream_32(target + done + 64, source + done + 64)
-        _stream_32(target + done + 96, source + done + 96)
-        done += 128
+        done += 64
     copy_bytes(target + done, source + done, size - done)
 
 

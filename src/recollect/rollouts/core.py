@@ -295,7 +295,10 @@ class Core:
             and len(storage) == self.capacity
             and not storage.hidden
             and not self.events.wants("discarded")
-            and not storage.available(self.where(None, Status.ARCHIVED, None))[0]
+            and not (
+                self.direct.ever_archived()
+                and storage.available(self.where(None, Status.ARCHIVED, None))[0]
+            )
         )
 
     def _check_not_leased(self, group: Group) -> None:

@@ -30,6 +30,7 @@ from recollect.storage.base import Storage
 Ints = NDArray[np.int64]
 
 LARGEST = (1 << 31) - 1  # the highest version that tokens can have
+COMPLETED = Status.COMPLETED.value  # looking it up takes a while
 ONE_DIGIT = 1 << 30  # the lowest int that has two
 DIGIT = (1 << 32) - 1
 NO_VERSIONS = np.zeros(0, np.int64)
@@ -130,7 +131,7 @@ class Direct:
         expires = rule.expires_at(counted) if counted >= 0 else NEVER
         fields = {
             "task": group.task,
-            "status": status.value,
+            "status": COMPLETED,
             "version": counted if counted >= 0 else None,
             "expires": expires if expires < NEVER else None,
         }
@@ -161,6 +162,10 @@ class Direct:
         return self._inserts.insert(
             count, (sizes[4], sizes[6]), (sizes[3], sizes[5]), known.fields, now, write
         )
+
+    def ever_archived(self) -> bool:
+        """Whether a group may be archived."""
+        return self._inserts.ever("status", Status.ARCHIVED.value)
 
     def evict(self, order: Ordered) -> int:
         """Under the lock: the first group by an order leaves; returns its key."""

@@ -94,6 +94,11 @@ class DirectInserts:
         storage._tidy(opened)
         return key
 
+    def ever(self, field: str, text: str) -> bool:
+        """Whether an item may have this text in a field: one has had it."""
+        found = self._storage._items.fields.get(field)
+        return found is not None and text in found.codes
+
     def evict(self, selector: Ordered) -> int:
         """Remove the first item by an order, which nobody reads any more; returns its key."""
         storage = self._storage

@@ -70,6 +70,7 @@ class Index:
         self.dense = dense or kind.kind == layout.UNIFORM
         self.arrays: dict[int, Array] = {}
         self.row = row
+        self.now = row.data  # the same numbers, quicker to read one by one
         self.room = 0  # members, or leaves, that fit
         row[:] = 0
         row[layout.KIND] = kind.kind
@@ -99,7 +100,7 @@ class Index:
     def moved_to(self, row: Ints) -> None:
         """The index table was laid out anew."""
         row[:] = self.row
-        self.row = row
+        self.row, self.now = row, row.data
 
     def resize_slots(self, slots: int, family: dict[int, Array] | None = None) -> None:
         """Make the arrays by slot large enough; the partitions of a family share theirs."""
@@ -160,7 +161,8 @@ class Index:
 
     @property
     def count(self) -> int:
-        return int(self.row[layout.COUNT])
+        count: int = self.now[layout.COUNT]
+        return count
 
     @property
     def total(self) -> float:

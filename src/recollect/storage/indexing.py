@@ -259,7 +259,7 @@ class Indexing:
     def reserve_one(self, number: int) -> None:
         """Make room in a partition for one item that comes."""
         for index in self.indexes.partitions[number]:
-            if index.row[layout.COUNT] >= index.room and index.reserve(max(16, 2 * index.room)):
+            if index.count >= index.room and index.reserve(max(16, 2 * index.room)):
                 self._refresh(index)
 
     def make_work(self, items: int) -> None:
