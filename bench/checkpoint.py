@@ -21,6 +21,7 @@ from bench.versions import PEERS
 ROUNDS = 3
 WORKER = Path(__file__).with_name("checkpoint_worker.py")
 TRANSITIONS = {"Recollect": None, "TorchRL": "torchrl", "cpprb": "cpprb"}  # environments
+UNIFORM = {"Recollect, uniform": None, "TorchRL, uniform": "torchrl"}
 ROLLOUTS = {"Recollect rollouts": None, "TransferQueue": "transferqueue", "Reverb": "reverb"}
 
 
@@ -39,9 +40,10 @@ class Saved:
 
 def measure(say: Callable[[str], None], rounds: int = ROUNDS) -> dict[str, list[Saved]]:
     """What each implementation needs for 1,000,000 transitions and for 20,000 rollouts."""
+    kinds = {"transitions": TRANSITIONS, "uniform": UNIFORM, "rollouts": ROLLOUTS}
     return {
-        "transitions": [_run(name, env, rounds, say) for name, env in TRANSITIONS.items()],
-        "rollouts": [_run(name, env, rounds, say) for name, env in ROLLOUTS.items()],
+        kind: [_run(name, env, rounds, say) for name, env in of.items()]
+        for kind, of in kinds.items()
     }
 
 

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def transitions(n: int, seed: int = 0) -> dict[str, Any]:
         "reward": random.random(n, np.float32),
         "done": random.random(n) < 0.1,
     }
+
+
+def priorities(n: int, seed: int = 0) -> Any:
+    """As different from each other as those of a run."""
+    return np.random.default_rng(seed).random(n, np.float32) + np.float32(0.01)
 
 
 def rollouts() -> list[Any]:
@@ -70,19 +76,22 @@ def have_memory() -> None:
 
 
 class Recollect:
-    """A table of a store, with priorities."""
+    """A table of a store, with priorities or without."""
 
-    def __init__(self) -> None:
+    def __init__(self, prioritized: bool = True) -> None:
         import recollect as rc
         import recollect.durability.reading
         import recollect.durability.snapshot  # imported when first needed; peers import at once
 
-        self.table = rc.Table("t", capacity=TRANSITIONS, sampler=rc.Prioritized(), seed=0)
+        sampler = rc.Prioritized() if prioritized else rc.Uniform()
+        self.table = rc.Table("t", capacity=TRANSITIONS, sampler=sampler, seed=0)
         self.store = rc.Store([self.table])
+        self.prioritized = prioritized
 
     def fill(self) -> None:
         for seed in range(TRANSITIONS // CHUNK):
-            self.table.insert(transitions(CHUNK, seed))
+            given = {"priority": priorities(CHUNK, seed)} if self.prioritized else {}
+            self.table.insert(transitions(CHUNK, seed), **given)
         self.table.sample(256)
 
     def save(self, path: Path) -> None:
@@ -121,12 +130,18 @@ class RecollectRollouts:
 
 
 class TorchRL:
-    """`dumps` and `loads` of a buffer whose storage is a TensorDict."""
+    """`dumps` and `loads` of a buffer whose storage is a TensorDict; its sampler goes with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, prioritized: bool = True) -> None:
+        # Its extension is built for another torch; see `peers/torchrl.py`.
+        sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_NOW | os.RTLD_LAZY)
         from torchrl.data import LazyTensorStorage, ReplayBuffer
+        from torchrl.data.replay_buffers.samplers import PrioritizedSampler, RandomSampler
 
-        self.buffer = ReplayBuffer(storage=LazyTensorStorage(TRANSITIONS), batch_size=256)
+        self.prioritized = prioritized
+        sampler = PrioritizedSampler(TRANSITIONS, 0.6, 0.4) if prioritized else RandomSampler()
+        storage = LazyTensorStorage(TRANSITIONS)
+        self.buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=256)
 
     def fill(self) -> None:
         import torch
@@ -134,7 +149,9 @@ class TorchRL:
 
         for seed in range(TRANSITIONS // CHUNK):
             columns = {k: torch.from_numpy(v) for k, v in transitions(CHUNK, seed).items()}
-            self.buffer.extend(TensorDict(columns, batch_size=[CHUNK]))
+            places = self.buffer.extend(TensorDict(columns, batch_size=[CHUNK]))
+            if self.prioritized:
+                self.buffer.update_priority(places, torch.from_numpy(priorities(CHUNK, seed)))
 
     def save(self, path: Path) -> None:
         self.buffer.dumps(path)
@@ -147,7 +164,7 @@ class TorchRL:
 
 
 class Cpprb:
-    """`save_transitions` and `load_transitions`."""
+    """`save_transitions` and `load_transitions`, of a buffer without priorities."""
 
     def __init__(self) -> None:
         import cpprb
@@ -255,9 +272,11 @@ class TransferQueue:
         self.client.load_storage_checkpoint(str(path / "storage"))
 
 
-MADE: dict[str, type[Any]] = {
+MADE: dict[str, Callable[[], Any]] = {
     "Recollect": Recollect,
     "TorchRL": TorchRL,
+    "Recollect, uniform": partial(Recollect, False),
+    "TorchRL, uniform": partial(TorchRL, False),
     "cpprb": Cpprb,
     "Recollect rollouts": RecollectRollouts,
     "TransferQueue": TransferQueue,

@@ -57,8 +57,9 @@ Checkpoints: each implementation in a process of its own, one after the other, o
 machine with its page cache. Before every save and load, outside the clock, 1 GiB of memory is
 touched and given back: a virtual machine may have returned free memory to its host, and whoever
 needed some first would pay for all. Recollect's saves are synced and checksummed, and its loads
-compare the checksums; the peers do neither. 'As many bytes' is what the machine takes for the
-payload alone."""
+compare the checksums; the peers do neither. TorchRL saves the sum and min trees of its prioritized
+sampler with the transitions, Recollect the priorities; the table without priorities is beside it.
+cpprb's buffer has none. 'As many bytes' is what the machine takes for the payload alone."""
 
 
 def as_text(table: Table) -> str:
