@@ -225,28 +225,28 @@ def _record(directory, location):
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(table, ints, table, int64, ints)")
-def gather(directory, locations, columns, list_id, targets):
-    """Copy the fixed columns of rows, each into the array at its place in a list.
+@kernel("void(table, ints, table, int64, int64, int64)")
+def gather(directory, locations, columns, list_id, begin, end):
+    """Copy the fixed columns of the rows [begin, end), each into the array at its place in a list.
 
-    More than a cache could hold goes past it. `targets` has room for an address a column.
+    More than a cache could hold goes past it.
     """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = columns.shape[0]
-    n = locations.size
+    targets = np.empty(count, np.int64)
     width = np.int64(0)
     for c in range(count):
         if columns[c, CELL] == FIXED:
             targets[c] = data_of(objects[c])
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
     lines = min((width + 63) >> 6, np.int64(4))
-    streams = n * width >= STREAMED
-    for i in range(min(AHEAD, n)):
+    streams = locations.size * width >= STREAMED
+    for i in range(begin, min(begin + AHEAD, end)):
         record = _record(directory, locations[i])
         for line in range(lines):
             prefetch(record + 64 * line)
-    for i in range(n):
-        if i + AHEAD < n:
+    for i in range(begin, end):
+        if i + AHEAD < end:
             following = _record(directory, locations[i + AHEAD])
             for line in range(lines):
                 prefetch(following + 64 * line)

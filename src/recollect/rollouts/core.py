@@ -277,10 +277,7 @@ class Core:
         entry = self.entries.pop(key)
         if self.by_id.get(entry.group_id) == key:
             del self.by_id[entry.group_id]
-        if entry.lacks:
-            self.stages.went(key, entry)
-        if self.stages._rows_of is not None:
-            self.stages.forget(key, entry)
+        self.stages.left((key,), (entry,))
         if entry.blobs:
             self.blobs.remove(entry.blobs)
         self.accounts[entry.task].left["overflow"] += 1
@@ -444,21 +441,18 @@ class Core:
 
         `entries` are theirs, where the caller has taken them out of the buffer's already.
         """
-        by_id, stages = self.by_id, self.stages
         keys = chosen.keys.tolist()
         if entries is None:
             entries = list(map(self.entries.pop, keys))
-        for key, entry in zip(keys, entries, strict=True):
-            known = by_id.pop(entry.group_id, key)
-            if known != key:
-                by_id[entry.group_id] = known  # put again since: that one stays
-            if entry.lacks:
-                stages.went(key, entry)
-            if stages._rows_of is not None:
-                stages.forget(key, entry)
+        names = [entry.group_id for entry in entries]
+        known = list(map(self.by_id.pop, names, keys))
+        if known != keys:  # a group was put again since: that one stays
+            stay = zip(names, known, keys, strict=True)
+            self.by_id.update((name, now) for name, now, key in stay if now != key)
+        self.stages.left(keys, entries)
         self._count_and_tell(chosen, entries, reason)
-        for entry in entries:
-            if entry.blobs:
+        if self.blobs:
+            for entry in entries:
                 self.blobs.remove(entry.blobs)
         self.table._left(chosen.count, reason, chosen)
 
@@ -486,8 +480,8 @@ class Core:
     def blobs_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
         """The blobs that some groups refer to, for those who read them later."""
         blobs: dict[str, bytes] = {}
-        for entry in entries:
-            if entry.blobs:
+        if self.blobs:
+            for entry in entries:
                 blobs.update(self.blobs.get(entry.blobs))
         return blobs
 

@@ -123,8 +123,15 @@ class Stages:
             self.settle(cell, key, entry.task)
         entry.lacks = ()
 
+    def left(self, keys: Sequence[int], entries: Sequence[Entry]) -> None:
+        """Groups have left; where nobody ever asked for a cell, nothing is known of them."""
+        if self._queues or self._rows_of is not None:
+            for key, entry in zip(keys, entries, strict=True):
+                self.went(key, entry)
+                self.forget(key, entry)
+
     def forget(self, key: int, entry: Entry) -> None:
-        """A group has left."""
+        """The rollouts of a group are not there any more."""
         if self._rows_of is not None:
             for rollout_id in entry.rollout_ids:
                 if self._rows_of.get(rollout_id) == key:
