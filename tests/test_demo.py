@@ -34,8 +34,9 @@ from recollect.demo.policy import (
     reward_of,
 )
 from recollect.demo.report import write
-from recollect.demo.run import told
+from recollect.demo.run import Child, told
 from recollect.demo.watching import View, curve_of
+from recollect.errors import RecollectError
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -55,6 +56,7 @@ def test_a_run_is_killed_and_nothing_is_lost(tmp_path: Path, classic: bool) -> N
     assert found is not None, text
     assert int(found[1]) > 0
     assert "Lost: 0." in text
+    assert f"what to try next: recollect inspect {tmp_path / 'demo/snapshots'}: " in text
     assert "\x1b" not in done.stdout  # no terminal, no control characters
     report = (tmp_path / "demo/report.html").read_text("utf-8")
     assert report.count("<svg") == report.count("</svg>") == 4
@@ -106,11 +108,28 @@ def read_to_end(terminal: int) -> str:
         parts.append(part)
 
 
-@pytest.mark.parametrize("seconds", ["-1", "0", "1.9", "nan", "inf"])
-def test_wrong_use_is_one_sentence(tmp_path: Path, seconds: str) -> None:
-    done = subprocess.run(command(tmp_path, "--seconds", seconds), capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--seconds", seconds) for seconds in ("-1", "0", "1.9", "nan", "inf")),
+        ("--seed", "-1"),
+        ("--out", __file__),
+    ],
+)
+def test_wrong_use_is_one_sentence(tmp_path: Path, option: str, value: str) -> None:
+    done = subprocess.run(command(tmp_path, option, value), capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--seconds" in done.stderr
+    assert done.stderr.startswith(f"recollect: {option}: ")
+
+
+def test_a_training_process_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
+    said = r"ended by itself: ValueError: .*/error\.txt$"
+    with (
+        Child(rollouts, tmp_path, -1) as child,  # a seed that the command refuses
+        pytest.raises(RecollectError, match=said),
+    ):
+        child.train(Life(0.0), 60.0, View("", "", "", 1.0))
+    assert "Traceback" in (tmp_path / "error.txt").read_text("utf-8")
 
 
 # -- what is counted ------------------------------------------------------------------------------

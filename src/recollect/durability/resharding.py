@@ -17,7 +17,7 @@ import numpy as np
 
 from recollect.arguments import whole
 from recollect.durability.reading import Snapshot
-from recollect.durability.sets import ShardSet, choose_set, step_folder, try_commit
+from recollect.durability.sets import ShardSet, choose_set, no_shards, step_folder, try_commit
 from recollect.durability.shards import Redistributed, load_set, write_shard
 from recollect.errors import SnapshotError
 from recollect.kernels import steps_layout as sl
@@ -57,7 +57,7 @@ def resharded(
     shards = whole("shards", shards, 1, 99_999)
     chosen = choose_set(source, step, allow_partial=allow_partial)
     if chosen is None:
-        raise SnapshotError(f"{source} has no checkpoint of shards")
+        raise SnapshotError(no_shards(source))
     folder = step_folder(Path(destination), chosen.step)
     run = secrets.token_hex(4)
     for rank in range(shards):

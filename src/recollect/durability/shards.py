@@ -23,6 +23,7 @@ from recollect.durability.sets import (
     ShardSet,
     choose_set,
     make_folders,
+    no_shards,
     read_set,
     shard_name,
     step_folder,
@@ -237,7 +238,7 @@ def load_shards(
     partial = flag("allow_partial", allow_partial)
     chosen = choose_set(path, wanted, allow_partial=partial)
     if chosen is None:
-        raise SnapshotError(f"{path} has no checkpoint of shards")
+        raise SnapshotError(no_shards(path))
     return load_set(
         chosen, store, rank, world_size,
         overflow=overflow, incomplete=incomplete, env_id_columns=env_id_columns, progress=progress,
