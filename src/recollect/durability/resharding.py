@@ -81,7 +81,10 @@ def _made_for(chosen: ShardSet, shards: int, num_envs: int | None) -> Any:
     if kinds == {"items"}:
         return Store([_table(name, some) for name, some in entries.items()])
     if len(names) > 1:
-        raise SnapshotError(f"{chosen.path} has several buffers in one shard: {', '.join(names)}")
+        raise SnapshotError(
+            f"{chosen.path} has several buffers in one shard ({', '.join(names)}), and this "
+            "rewrites only one; rc.load_shards loads them on any number of ranks"
+        )
     name, some = next(iter(entries.items()))
     if kinds == {"rollouts"}:
         tags = {n: kind for n, kind in _tags(some[0]).items() if n not in OWN_TAGS}

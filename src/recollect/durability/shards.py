@@ -345,7 +345,10 @@ def _load_part(
         if isinstance(parts, StepParts):
             target = members[name]
             if not isinstance(target, ReplayBuffer):
-                raise SnapshotError(f"{chosen.path}: {name!r} was saved as a replay buffer")
+                raise SnapshotError(
+                    f"{chosen.path}: {name!r} was saved as a replay buffer; load it into an "
+                    "rc.ReplayBuffer"
+                )
             parts.prepare(target, incomplete)
         plan = parts.plan(world_size)
         merged[name] = parts.merged(plan, rank, origins, listed)
