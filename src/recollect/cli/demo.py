@@ -35,6 +35,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from recollect.demo import rollouts, steps
     from recollect.demo.run import finish
     from recollect.demo.run import run as demo
@@ -50,7 +52,8 @@ def run(given: argparse.Namespace) -> int:
             f"--out: {given.out} cannot be made ({error.strerror}); name a folder that you may "
             "write to"
         ) from error
-    life = demo(kind, given.out, seconds=seconds, seed=seed)
+    console = Console(stderr=given.json)  # a program reads nothing but JSON
+    life = demo(kind, given.out, seconds=seconds, console=console, seed=seed)
     text, advice = finish(kind, given.out, life)
     if given.json:
         kill = life.kills[0]

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+from rich.console import Console
+
 from recollect.demo.life import Kill, Life
 from recollect.demo.report import write
 from recollect.demo.watching import View
@@ -110,12 +112,12 @@ class Child:
         )
 
 
-def run(kind: ModuleType, folder: Path, *, seconds: float, seed: int = 0) -> Life:
+def run(kind: ModuleType, folder: Path, *, seconds: float, console: Console, seed: int = 0) -> Life:
     """The whole demo; what is left of it is in the folder. `kind` is `rollouts` or `steps`."""
     _clear(folder)
     kind.warm()
     life = Life(time.time())
-    with View(kind.TITLE, kind.NOUN, kind.HISTOGRAM, seconds) as view:
+    with View(kind.TITLE, kind.NOUN, kind.HISTOGRAM, seconds, console) as view:
         view.say(f"journal, snapshots and report: {folder}")
         with Child(kind, folder, seed) as child:
             child.train(life, seconds / 2, view)
