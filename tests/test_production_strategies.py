@@ -404,10 +404,14 @@ def test_wrong_options_are_told(options, told):
 
 def test_a_task_needs_prompts_and_a_generator():
     with pytest.raises(
-        rc.InvalidValue, match="prompts: expected an object with exclude, give_back"
+        rc.InvalidValue,
+        match="prompts: expected an object with exclude, give_back, .*ListPrompts makes one of a list",
     ):
         Task("math", [1, 2], Timed())
-    with pytest.raises(rc.InvalidValue, match="generator: expected an object with continue_, gen"):
+    with pytest.raises(
+        rc.InvalidValue,
+        match="generator: expected an object with continue_, gen.*FunctionGenerator makes one",
+    ):
         Task("math", Numbers(), print)
     with pytest.raises(rc.InvalidValue, match="reward: expected a function of a group, got 3"):
         Task("math", Numbers(), Timed(), reward=3)
