@@ -254,3 +254,17 @@ def test_it_runs_as_a_module(saved: Any) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ok" in done.stdout
+
+
+def test_why_there_is_no_manifest_is_said(tmp_path: Path) -> None:
+    from recollect.durability.manifest import read_manifest
+
+    (tmp_path / "file").write_text("x")
+    for path, said in (
+        (tmp_path / "nowhere", "does not exist; give the path of a snapshot"),
+        (tmp_path / "file", "is a file, and a snapshot is a folder"),
+        (tmp_path, "is no snapshot: it has no manifest.json"),
+    ):
+        with pytest.raises(rc.SnapshotError) as caught:
+            read_manifest(path)
+        assert str(caught.value).startswith(f"{path} {said}")
