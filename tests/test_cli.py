@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -20,9 +21,11 @@ from recollect.cli.main import COMMANDS, parser
 def test_sql_init_makes_the_tables_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"sqlite:///{tmp_path}/replay.db"
     assert main(["sql", "init", url]) == 0
-    assert capsys.readouterr().out == f"{url}: the tables of version 1 made\n"
+    assert capsys.readouterr().out == f"{url}: the tables of version 1 were made\n"
     assert main(["sql", "init", url]) == 0
     assert "were there" in capsys.readouterr().out
+    assert main(["sql", "init", url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"url": url, "version": 1, "made": False}
     rc.Table("t", capacity=4, storage=rc.SqlStorage(url)).close()
 
 
@@ -38,6 +41,11 @@ def test_sql_init_of_a_server(postgres: PostgresServer, capsys: pytest.CaptureFi
         (["sql"], "recollect sql: the following arguments are required: VERB"),
         (["sql", "init"], "recollect sql init: the following arguments are required: URL"),
         (["nonsense"], "recollect: argument COMMAND: invalid choice: 'nonsense'"),
+        (
+            ["inspect", "--tables", "x"],
+            "recollect inspect: unrecognized arguments: --tables; see recollect inspect --help",
+        ),
+        (["completion", "fish"], "argument SHELL: invalid choice: 'fish'"),
         (["sql", "init", "mysql://here"], "url: expected 'sqlite:///replay.db'"),
         (["sql", "init", "not an address"], "url: expected 'sqlite:///replay.db'"),
     ],
@@ -69,6 +77,27 @@ def test_it_is_a_module(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.startswith(url)
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    rc.Store([rc.Table(f"t{n}", capacity=1) for n in range(400)]).save(tmp_path / "s")
+    run = subprocess.run(
+        ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-", sys.executable, "-m",
+         "recollect", "inspect", str(tmp_path / "s")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.stdout.count("\n") == 1
+    assert (run.returncode, run.stderr) == (141, "")
+
+
+def test_a_description_is_filled_and_examples_keep_their_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["demo", "--help"]) == 0
+    help = capsys.readouterr().out
+    assert max(map(len, help.splitlines())) < 80
+    assert "\n  recollect demo --classic --seconds 20 --out demo\n" in help
 
 
 def helps() -> list[list[str]]:
@@ -117,4 +146,7 @@ def test_a_shell_completes_commands_and_options(capsys: pytest.CaptureFixture[st
     assert main(["completion", "bash"]) == 0
     bash = capsys.readouterr().out
     assert main(["completion", "zsh"]) == 0
-    assert capsys.readouterr().out == f"autoload -U +X bashcompinit && bashcompinit\n{bash}"
+    first, second, *rest = capsys.readouterr().out.splitlines(keepends=True)
+    assert first == "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }\n"
+    assert second == "autoload -U +X bashcompinit && bashcompinit\n"
+    assert "".join(rest) == bash

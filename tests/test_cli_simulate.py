@@ -83,7 +83,9 @@ def test_a_seed_repeats_a_run(config: Path, capsys: pytest.CaptureFixture[str]) 
     [
         ("slot: 4", "slot: unknown; did you mean 'slots'?"),
         ("tasks: {math: {sigma: high}}", "tasks.math.sigma: expected a number, got 'high'"),
-        ("- 1", "expected a mapping"),
+        ("steps: ten", "steps: expected a whole number, got 'ten' (in the file "),
+        ("- 1", "expected a mapping, as 'name: value' in lines, got [1]"),
+        ("", "expected a mapping, as 'name: value' in lines, got an empty file"),
     ],
 )
 def test_a_wrong_file_is_one_sentence_and_code_2(
@@ -101,4 +103,4 @@ def test_a_file_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml" in capsys.readouterr().err
+    assert "none.yaml: cannot be read: No such file or directory\n" in capsys.readouterr().err

@@ -71,6 +71,11 @@ def test_inspect_of_steps_and_of_rollouts(
     assert main(["inspect", str(tmp_path / "steps")]) == 0
     assert "8 of 2 environments" in (told := capsys.readouterr().out)
     assert "2 begun, 1 over" in told
+    prioritized = rc.ReplayBuffer(20, sampler=rc.Prioritized(), n_step=3)
+    prioritized.extend(obs=np.zeros((5, 1)), reward=np.zeros(5), env_ids=[0] * 5)
+    prioritized.save(tmp_path / "prioritized")
+    assert main(["inspect", str(tmp_path / "prioritized")]) == 0
+    assert "priority     1 to 1\n" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "groups")]) == 0
     assert "math 1" in capsys.readouterr().out
 
@@ -126,6 +131,24 @@ def test_export_and_read_again_gives_the_same_rows(tmp_path: Path) -> None:
     assert again["b"].to_list() == stored["b"].to_list()
 
 
+def test_export_chooses_as_the_table_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also by fields that nobody has set, and by those that are stored only where items differ."""
+    table = rc.Table("t", capacity=9, tags={"good": bool})
+    table.insert({"x": np.zeros((3, 2), "float32")}, priority=[1.0, 2.0, 3.0])
+    rc.Store([table]).save(tmp_path / "s")
+    for where in (
+        "task = 'math'", "task != 'math'", "task is absent", "version > 2", "good = true",
+        "rows = 1", "rows > 1", "nbytes = 8", "priority >= 2",
+    ):  # fmt: skip
+        expected = table.count(rc.parse(where))
+        command = ["export", str(tmp_path / "s"), str(tmp_path / "o.arrow"), "--json"]
+        assert main([*command, "--where", where]) == (0 if expected else 2), where
+        if expected:
+            assert json.loads(capsys.readouterr().out)["rows"] == expected
+
+
 def test_diff_counts_what_differs(saved: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path, tables = saved
     assert main(["diff", str(path), str(path)]) == 0
@@ -172,24 +195,46 @@ def test_diff_sees_rows_that_differ_under_one_key(tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (["inspect"], 2, "recollect inspect: the following arguments are required: PATH"),
-        (["inspect", "nowhere"], 1, "nowhere holds no snapshot"),
+        (["inspect", "nowhere"], 2, "PATH: nowhere does not exist; name a snapshot"),
+        (["inspect", "FOLDER"], 1, "holds no snapshot: there is no manifest.json in it"),
+        (["inspect", "FILE"], 2, "is a file, and a snapshot is a folder"),
+        (["inspect", ""], 2, "PATH: expected a path, got an empty one"),
+        (["inspect", "ABOVE", "--step", "8"], 1, "holds no snapshot of step 8; there are 7"),
+        (["verify", "nowhere", "--json"], 2, "PATH: nowhere does not exist"),
         (["verify", "nowhere", "--step", "x"], 2, "invalid int value: 'x'; see"),
-        (["export", "SAVED", "out.txt"], 2, "must end with .parquet"),
+        (["export", "SAVED", "out.txt"], 2, "expected a name that ends with .parquet"),
+        (["export", "nowhere", "out.arrow"], 2, "PATH: nowhere does not exist"),
+        (["export", "SAVED", "nowhere/o.arrow"], 2, "the folder nowhere does not exist"),
+        (["export", "SAVED", "FOLDER.arrow", "--table", "eval"], 2, "is a folder; name a file"),
         (["export", "SAVED", "out.parquet"], 2, "there are eval, train; name one"),
         (["export", "SAVED", "o.arrow", "--table", "z"], 2, "there is no 'z'"),
         (
             ["export", "SAVED", "o.arrow", "--table", "eval", "--where", "key < 0"],
             2,
-            "no such items",
+            "table 'eval' has no item that meets --where, so nothing was written",
         ),
-        (["diff", "SAVED", "nowhere"], 1, "nowhere is no snapshot"),
+        (
+            ["export", "SAVED", "o.arrow", "--table", "eval", "--where", "colour = 1"],
+            2,
+            "--where: unknown field 'colour'",
+        ),
+        (["diff", "SAVED", "nowhere"], 2, "B: nowhere does not exist"),
+        (["diff", "FILE", "SAVED"], 2, "is a file, and a snapshot is a folder"),
+        (["diff", "SAVED", "FOLDER"], 2, "is no snapshot: it has no manifest.json"),
+        (["reshard", "nowhere", "to", "--shards", "2"], 2, "SRC: nowhere does not exist"),
+        (["reshard", "FOLDER", "to", "--shards", "2"], 1, "rc.save_shard writes one"),
     ],
 )
 def test_wrong_use_is_one_sentence(
     arguments: list[str], code: int, said: str, saved: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, _ = saved
-    assert main([str(path) if word == "SAVED" else word for word in arguments]) == code
+    empty, arrow = path.parent / "empty", path.parent / "empty.arrow"
+    empty.mkdir(exist_ok=True)
+    arrow.mkdir(exist_ok=True)
+    stands = {"SAVED": path, "FILE": path / "manifest.json", "FOLDER": empty,
+              "FOLDER.arrow": arrow, "ABOVE": path.parent}  # fmt: skip
+    assert main([str(stands.get(word, word)) for word in arguments]) == code
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -209,3 +254,17 @@ def test_it_runs_as_a_module(saved: Any) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "ok" in done.stdout
+
+
+def test_why_there_is_no_manifest_is_said(tmp_path: Path) -> None:
+    from recollect.durability.manifest import read_manifest
+
+    (tmp_path / "file").write_text("x")
+    for path, said in (
+        (tmp_path / "nowhere", "does not exist; give the path of a snapshot"),
+        (tmp_path / "file", "is a file, and a snapshot is a folder"),
+        (tmp_path, "is no snapshot: it has no manifest.json"),
+    ):
+        with pytest.raises(rc.SnapshotError) as caught:
+            read_manifest(path)
+        assert str(caught.value).startswith(f"{path} {said}")

@@ -385,8 +385,8 @@ def test_infinity_is_a_number_in_a_file(file: Path) -> None:
     ("text", "problem"),
     [
         (None, "No such file"),
-        ("", "expected a mapping, got None"),
-        ("- name: t", "expected a mapping, got \\[{'name': 't'}\\]"),
+        ("", "expected a mapping, as 'name: value' in lines, got an empty file"),
+        ("- name: t", "expected a mapping, as 'name: value' in lines, got \\[{'name': 't'}\\]"),
         ("name: [", "line 1"),
         ("name: t\nname: u", "'name' is there twice .*line 2, column 1"),
         ("name: t\ncapacity: 9\nsampler: {type: Fifo, 'type': Fifo}", "'type' is there twice"),

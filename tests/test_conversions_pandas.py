@@ -104,3 +104,8 @@ def test_without_pandas_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"recollect\[pandas\]"):
         Batch({"a": [1]}).to_pandas()
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(SchemaError, match="frame: expected a pandas DataFrame, got None"):
+        Batch.from_pandas(None)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser
+from rich.console import Console
 
 from recollect.demo import rollouts
 from recollect.demo.life import Kill, Life
@@ -34,8 +35,9 @@ from recollect.demo.policy import (
     reward_of,
 )
 from recollect.demo.report import write
-from recollect.demo.run import told
+from recollect.demo.run import Child, told
 from recollect.demo.watching import View, curve_of
+from recollect.errors import RecollectError
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -44,18 +46,23 @@ def command(out: Path, *more: str) -> list[str]:
 
 @pytest.mark.parametrize("classic", [False, True], ids=["rollouts", "steps"])
 def test_a_run_is_killed_and_nothing_is_lost(tmp_path: Path, classic: bool) -> None:
-    more = ["--classic"] if classic else []
+    more = ["--classic", "--json"] if classic else []
     done = subprocess.run(
         command(tmp_path / "demo", "--seconds", "5", *more),
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    text = " ".join(done.stdout.split())
+    text = " ".join((done.stderr if classic else done.stdout).split())
     found = re.search(r"kill -9 at step \d+\. (\d+) (groups|steps) had been acknowledged", text)
     assert found is not None, text
     assert int(found[1]) > 0
     assert "Lost: 0." in text
-    assert "\x1b" not in done.stdout  # no terminal, no control characters
+    if classic:
+        counted = json.loads(done.stdout)
+        assert (counted["acknowledged"], counted["lost"]) == (int(found[1]), 0)
+    else:
+        assert f"what to try next: recollect inspect {tmp_path / 'demo/snapshots'}: " in text
+    assert "\x1b" not in done.stdout + done.stderr  # no terminal, no control characters
     report = (tmp_path / "demo/report.html").read_text("utf-8")
     assert report.count("<svg") == report.count("</svg>") == 4
     assert "kill -9" in report
@@ -106,11 +113,28 @@ def read_to_end(terminal: int) -> str:
         parts.append(part)
 
 
-@pytest.mark.parametrize("seconds", ["-1", "0", "1.9", "nan", "inf"])
-def test_wrong_use_is_one_sentence(tmp_path: Path, seconds: str) -> None:
-    done = subprocess.run(command(tmp_path, "--seconds", seconds), capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *(("--seconds", seconds) for seconds in ("-1", "0", "1.9", "nan", "inf")),
+        ("--seed", "-1"),
+        ("--out", __file__),
+    ],
+)
+def test_wrong_use_is_one_sentence(tmp_path: Path, option: str, value: str) -> None:
+    done = subprocess.run(command(tmp_path, option, value), capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "--seconds" in done.stderr
+    assert done.stderr.startswith(f"recollect: {option}: ")
+
+
+def test_a_training_process_that_fails_is_told_in_one_sentence(tmp_path: Path) -> None:
+    said = r"ended by itself: ValueError: .*/error\.txt$"
+    with (
+        Child(rollouts, tmp_path, -1) as child,  # a seed that the command refuses
+        pytest.raises(RecollectError, match=said),
+    ):
+        child.train(Life(0.0), 60.0, View("", "", "", 1.0, Console()))
+    assert "Traceback" in (tmp_path / "error.txt").read_text("utf-8")
 
 
 # -- what is counted ------------------------------------------------------------------------------
@@ -248,7 +272,7 @@ def lived() -> Life:
 def test_without_a_terminal_a_look_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing new comes while a process starts: then nothing is printed either."""
     life = lived()
-    view = View(rollouts.TITLE, rollouts.NOUN, rollouts.HISTOGRAM, 10.0)
+    view = View(rollouts.TITLE, rollouts.NOUN, rollouts.HISTOGRAM, 10.0, Console())
     for _ in range(50):
         view.show(life)
     assert capsys.readouterr().out.count("solved") == 1

@@ -123,3 +123,25 @@ def test_a_histogram_has_a_bar_for_each_bin_with_something_in_it(values, bars):
 
 def test_a_histogram_of_infinite_values_shows_the_others():
     assert Parsed(sparkline([1.0, 2.0, np.inf], "x")).all("svg")[0]["aria-label"] == "x from 1 to 2"
+
+
+def test_what_was_closed_says_so_and_still_shows_itself():
+    table, steps, groups = rc.Table("t", capacity=3), rc.ReplayBuffer(4), rc.RolloutBuffer()
+    table.insert({"x": [1.0]})
+    for one in (table, steps, groups):
+        assert "closed" not in repr(one)
+        one.close()
+    assert repr(table).startswith("Table('t', closed, 1/3 items, ")
+    assert repr(steps).startswith("ReplayBuffer(closed, 0/4 steps of 1 environment, ")
+    assert repr(groups) == "RolloutBuffer(closed)"
+    assert repr(groups.sync) == "RolloutBuffer(closed).sync"
+    for one in (table, steps, groups, groups.sync):
+        assert "make a new one to go on" in Parsed(one._repr_html_()).text
+
+
+def test_the_blocking_face_shows_the_same():
+    buffer = rc.RolloutBuffer()
+    buffer.sync.put(rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="math"), version=0)
+    assert repr(buffer).startswith("RolloutBuffer(1 group: 1 math COMPLETED; ")
+    assert repr(buffer.sync) == f"{buffer!r}.sync"
+    assert buffer.sync._repr_html_() == buffer._repr_html_()

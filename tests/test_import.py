@@ -116,3 +116,10 @@ rollouts.close()
 assert "pandas" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+def test_a_misspelt_name_is_told_with_what_may_be_meant():
+    script = "import recollect as rc\nrc.Tabel"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    said = "module 'recollect' has no attribute 'Tabel'. Did you mean: 'Table'?"
+    assert run.stderr.splitlines()[-1] == f"AttributeError: {said}"

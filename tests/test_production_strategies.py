@@ -403,11 +403,11 @@ def test_wrong_options_are_told(options, told):
 
 
 def test_a_task_needs_prompts_and_a_generator():
-    with pytest.raises(
-        rc.InvalidValue, match="prompts: expected an object with exclude, give_back"
-    ):
+    made = r"exclude, give_back, .* got \[1, 2\]; ListPrompts makes one of a list"
+    with pytest.raises(rc.InvalidValue, match=f"prompts: expected an object with {made}"):
         Task("math", [1, 2], Timed())
-    with pytest.raises(rc.InvalidValue, match="generator: expected an object with continue_, gen"):
+    made = r"continue_, generate, .*; FunctionGenerator makes one of a function"
+    with pytest.raises(rc.InvalidValue, match=f"generator: expected an object with {made}"):
         Task("math", Numbers(), print)
     with pytest.raises(rc.InvalidValue, match="reward: expected a function of a group, got 3"):
         Task("math", Numbers(), Timed(), reward=3)

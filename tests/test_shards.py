@@ -458,7 +458,10 @@ def test_loading_is_the_same_in_every_process_and_with_every_hash_seed(tmp_path:
         ({"incomplete": "maybe"}, "incomplete: expected 'keep' or 'drop'"),
         ({"env_id_columns": "env"}, "env_id_columns: expected a list"),
         ({"store": 3}, "store: expected an rc.Store"),
-        ({"path": "nowhere"}, "nowhere has no checkpoint"),
+        (
+            {"path": "nowhere"},
+            "nowhere does not exist; give the folder that rc.save_shard wrote to",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call: dict[str, Any], message: str, tmp_path: Path) -> None:

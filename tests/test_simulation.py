@@ -305,3 +305,8 @@ def test_a_scenario_from_data_is_the_one_from_code():
     assert made == Scenario(
         slots=32, staleness=rc.Staleness(2), tasks={"math": TaskModel(sigma=0.5)}
     )
+
+
+def test_what_is_no_scenario_is_refused() -> None:
+    with pytest.raises(rc.InvalidValue, match=r"expected a Scenario, .* got {'steps': 3}"):
+        simulate({"steps": 3})  # type: ignore[arg-type]

@@ -181,7 +181,12 @@ def __getattr__(name: str) -> _typing.Any:
             return metadata.version("recollect")
         except metadata.PackageNotFoundError:  # imported from a folder that was never installed
             return "0+unknown"
-    raise AttributeError(f"module 'recollect' has no attribute {name!r}")
+    import sys
+
+    # name and obj let the interpreter say what may have been meant
+    raise AttributeError(
+        f"module 'recollect' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+    )
 
 
 def __dir__() -> list[str]:

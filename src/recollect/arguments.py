@@ -47,7 +47,7 @@ def flag(name: str, value: Any) -> bool:
 def text(name: str, value: Any) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise InvalidValue(f"{name}: expected text, got {shown(value)}")
+        raise InvalidValue(f"{name}: expected text that is not empty, got {shown(value)}")
     return value
 
 
@@ -56,7 +56,7 @@ def keys_of(keys: Any) -> Keys:
     if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
         return np.ascontiguousarray(keys)
     wrong = InvalidValue(
-        f"keys: expected a flat array of keys, as insert returns, got {shown(keys)}"
+        f"keys: expected a flat array of keys, such as batch.info.keys, got {shown(keys)}"
     )
     if isinstance(keys, list | tuple) and all(_is_whole(k) for k in keys):
         try:  # one by one: NumPy would make floats of a list with large and small numbers
@@ -85,7 +85,8 @@ def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
             return ONE_ROW, rows
         if rows_per_item < 1 or rows % rows_per_item:
             raise InvalidValue(
-                f"rows_per_item: {rows} rows do not make items of {rows_per_item} rows"
+                f"rows_per_item: {rows} rows do not make items of {rows_per_item} rows; give a "
+                "number that divides them, or one number per item"
             )
         return np.array([rows_per_item], np.int32), rows // rows_per_item
     try:
@@ -111,7 +112,7 @@ def names(name: str, values: Any) -> tuple[str, ...]:
     if isinstance(values, str):
         return (values,)
     if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
-        raise InvalidValue(f"{name}: expected names, got {shown(values)}")
+        raise InvalidValue(f"{name}: expected a name or a list of names, got {shown(values)}")
     return tuple(values)
 
 

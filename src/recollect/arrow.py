@@ -189,7 +189,7 @@ def _columns(table: Table) -> Columns:
             column.validate(full=True)
             for name, array, metadata in _without_structs(field, _one_chunk(column)):
                 if name in columns:
-                    raise SchemaError(f"there are two columns {name!r}")
+                    raise SchemaError(f"there are two columns {name!r}: rename one")
                 columns[name], mask = _from_array(name, array, metadata)
                 if mask is not None:
                     present[name] = mask
@@ -381,7 +381,9 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, list) or not all(
         type(size) is int and 0 <= size < 2**31 for size in shape
     ):
-        raise SchemaError(f"column {name!r} says that its shape is {shape!r}")
+        raise SchemaError(
+            f"column {name!r} says that its shape is {shape!r}: expected a list of sizes"
+        )
     return tuple(shape)
 
 
@@ -401,4 +403,4 @@ def from_json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise SchemaError(f"expected JSON, got {text[:40]!r}") from None
+        raise SchemaError(f"metadata: expected JSON, got {text[:40]!r}") from None

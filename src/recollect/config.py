@@ -268,8 +268,11 @@ def load_mapping(file: str | os.PathLike[str]) -> Mapping[str, Any]:
     try:
         with open(file, "rb") as stream:
             data = yaml.load(stream, _Loader)  # a SafeLoader: it makes no objects
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except Exception as error:  # PyYAML lets ValueError and others of its converters out
         raise ConfigError(f"{file}: cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{file}: expected a mapping, got {shown(data)}")
+        got = "an empty file" if data is None else shown(data)
+        raise ConfigError(f"{file}: expected a mapping, as 'name: value' in lines, got {got}")
     return data

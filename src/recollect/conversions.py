@@ -11,7 +11,7 @@ import numpy as np
 
 from recollect.cells import Array
 from recollect.columns import ColumnData, Columns, Mask, as_column, check_flat_names, nest, spread
-from recollect.errors import SchemaError
+from recollect.errors import SchemaError, shown
 from recollect.optional import optional
 from recollect.ragged import Ragged
 
@@ -57,6 +57,8 @@ def from_pandas(frame: pd.DataFrame) -> Columns:
     """Return what `Batch.from_pandas` makes a Batch of."""
     columns: dict[str, ColumnData] = {}
     present: dict[str, Mask] = {}
+    if not isinstance(frame, optional("pandas").DataFrame):
+        raise SchemaError(f"frame: expected a pandas DataFrame, got {shown(frame)}")
     if not frame.columns.is_unique:
         raise SchemaError("two columns of the DataFrame have one name: rename one")
     for name in frame.columns:
@@ -122,5 +124,8 @@ def _tensor(torch: Any, name: str, array: Array) -> Any:
         return torch.from_numpy(array.view(np.int64) if array.dtype.kind in "Mm" else array)
     dtype = getattr(torch, array.dtype.name, None)
     if dtype is None or not dtype.is_floating_point:
-        raise SchemaError(f"column {name!r} is {array.dtype.name}, which torch does not have")
+        raise SchemaError(
+            f"column {name!r} is {array.dtype.name}, which torch does not have; convert it, or "
+            "leave it out"
+        )
     return torch.from_numpy(array.view(f"uint{8 * array.itemsize}")).view(dtype)

@@ -19,6 +19,7 @@ from recollect.rollouts.staleness import lag
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer
+    from recollect.rollouts.blocking import BlockingBuffer
     from recollect.rollouts.buffer import RolloutBuffer
     from recollect.store import Store
     from recollect.table import Table
@@ -91,8 +92,14 @@ def _filled(held: int, capacity: int | None, what: str) -> str:
     )
 
 
+def _closed(title: str) -> str:
+    return panel(title, [("closed", "make a new one to go on")])
+
+
 # -- tables and stores ----------------------------------------------------------------------------
 def of_table(table: Table) -> str:
+    if table._closed:
+        return _closed(f"Table {table.name!r}")
     stats = table.stats()
     moved = f"{stats['inserts']:,} inserted, {stats['samples']:,} sampled"
     waiting = f"{stats['waiting_to_insert']} to insert, {stats['waiting_to_sample']} to sample"
@@ -141,7 +148,9 @@ def of_store(store: Store) -> str:
 
 
 # -- buffers --------------------------------------------------------------------------------------
-def of_rollouts(buffer: RolloutBuffer) -> str:
+def of_rollouts(buffer: RolloutBuffer | BlockingBuffer) -> str:
+    if buffer.table._closed:
+        return _closed("RolloutBuffer")
     stats, counts, accounts = buffer.stats(), buffer.counts(), buffer.accounts()
     core = buffer._core
     with core.table._transaction():
@@ -177,6 +186,8 @@ def of_rollouts(buffer: RolloutBuffer) -> str:
 
 
 def of_replay(buffer: ReplayBuffer) -> str:
+    if buffer._closed:
+        return _closed("ReplayBuffer")
     stats = buffer.stats()
     rows = [
         ("steps", _filled(stats["size"], stats["capacity"], "steps")),

@@ -127,7 +127,10 @@ def number_of(lease: Any) -> int:
     number = lease.id if isinstance(lease, Lease) else lease
     if not isinstance(number, int) or isinstance(number, bool):
         hint = "; take with lease= to have one" if lease is None else ""
-        raise InvalidValue(f"lease: expected batch.info.lease, got {shown(lease)}{hint}")
+        raise InvalidValue(
+            "lease: expected that of a batch (batch.info.lease, or batch.lease of rollouts), got "
+            f"{shown(lease)}{hint}"
+        )
     return number
 
 

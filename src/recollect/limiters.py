@@ -245,5 +245,6 @@ def _check_size(name: str, value: Any, least: int) -> None:
 def _check_min_size(min_size: int, capacity: int) -> None:
     if min_size > capacity:
         raise NeverPossible(
-            f"min_size {min_size} is above the capacity {capacity}, so sampling could never start"
+            f"min_size {min_size} is above the capacity {capacity}, so sampling could never start; "
+            "make it smaller, or the capacity larger"
         )

@@ -438,7 +438,10 @@ def _merged(
     mask = mask[given]
     if (mask & here).any():
         row = int(np.argmax(mask & here))
-        raise InvalidValue(f"column {name!r}: row {row} of the items has a cell already")
+        raise InvalidValue(
+            f"column {name!r}: row {row} of the items has a cell already, and amend fills absent "
+            "ones; leave it out with present="
+        )
     present = here | mask
     if isinstance(column, Ragged):
         assert isinstance(coming, Ragged)

@@ -1095,8 +1095,9 @@ class Table:
 
     def __repr__(self) -> str:
         return (
-            f"Table({self.name!r}, {len(self)}/{self.capacity} items, {size(self.nbytes)}, "
-            f"sampler={self._sampler}, remover={self._remover}, limiter={self._limiter})"
+            f"Table({self.name!r}, {'closed, ' if self._closed else ''}{len(self)}/{self.capacity} "
+            f"items, {size(self.nbytes)}, sampler={self._sampler}, remover={self._remover}, "
+            f"limiter={self._limiter})"
         )
 
     def _repr_html_(self) -> str:

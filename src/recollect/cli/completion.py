@@ -27,14 +27,19 @@ _recollect() {{
 }}
 complete -o default -F _recollect recollect
 """
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+SHELLS = ("bash", "zsh")
+# A fresh zsh has no completion at all until compinit; bashcompinit alone fails there.
+ZSH = """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
+autoload -U +X bashcompinit && bashcompinit
+"""
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "completion", help="print a script that lets a shell complete commands and options"
     )
-    parser.add_argument("shell", choices=("bash", "zsh"), help="which shell it is for")
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
     add_examples(
         parser,
         'eval "$(recollect completion bash)"    # in ~/.bashrc',

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from recollect.arguments import time_span
+from recollect.arguments import whole
 from recollect.cli.showing import add_examples, add_json, print_json
 from recollect.errors import InvalidValue
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         "bounded staleness, replay and a journal. Half-way its process is killed with SIGKILL.",
     )
     parser.add_argument("--seconds", type=float, default=32.0, help="of training (32)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of every random draw (0)")
     parser.add_argument(
         "--out", type=Path, default=Path("recollect-demo"), help="a folder (recollect-demo)"
     )
@@ -35,20 +35,31 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from recollect.demo import rollouts, steps
     from recollect.demo.run import finish
     from recollect.demo.run import run as demo
 
     kind = steps if given.classic else rollouts
-    seconds = time_span("--seconds", given.seconds)
+    seconds, seed = given.seconds, whole("--seed", given.seed, 0)
     if not LEAST <= seconds < math.inf:
         raise InvalidValue(f"--seconds: a run takes at least {LEAST:g}, got {seconds:g}")
-    life = demo(kind, given.out, seconds=seconds, seed=given.seed)
-    text = finish(kind, given.out, life)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(
+            f"--out: {given.out} cannot be made ({error.strerror}); name a folder that you may "
+            "write to"
+        ) from error
+    console = Console(stderr=given.json)  # a program reads nothing but JSON
+    life = demo(kind, given.out, seconds=seconds, console=console, seed=seed)
+    text, advice = finish(kind, given.out, life)
     if given.json:
         kill = life.kills[0]
         print_json({"solved": life.ended["solved"], "steps": life.steps, kind.NOUN: life.puts,
                     "acknowledged": kill.acknowledged, "lost": kill.lost})  # fmt: skip
     else:
-        print(f"\n{text}\nreport: {given.out / 'report.html'}")
+        print(f"\n{text}\n\nreport: {given.out / 'report.html'}\nwhat to try next:")
+        print("\n".join(f"  {line}" for line in advice))
     return 1 if life.kills[0].lost else 0

@@ -1,11 +1,15 @@
-"""`recollect diff A B`: how two snapshots differ; the exit code is 1 where they do."""
+"""`recollect diff A B`: how two snapshots differ.
+
+The exit code is 1 where they do, and 2 where that cannot be said.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, lines, print_json
+from recollect.cli.showing import add_examples, add_json, lines, opening, print_json
+from recollect.errors import InvalidValue, SnapshotError
 
 
 def add(commands: Any) -> None:
@@ -24,7 +28,14 @@ def run(given: argparse.Namespace) -> int:
     from recollect.durability.inspection import difference
     from recollect.durability.reading import open_snapshot
 
-    found = difference(open_snapshot(given.first), open_snapshot(given.second))
+    opened = []
+    try:
+        for argument, path in (("A", given.first), ("B", given.second)):
+            with opening(argument, path):
+                opened.append(open_snapshot(path))
+        found = difference(*opened)
+    except SnapshotError as error:
+        raise InvalidValue(str(error)) from error
     if given.json:
         print_json(found)
     elif not found:

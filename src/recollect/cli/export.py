@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recollect.cli.showing import add_examples, add_path
-from recollect.errors import InvalidValue
+from recollect.cli.showing import add_examples, add_json, add_path, opening, print_json
+from recollect.errors import InvalidValue, QueryError
 
 ENDINGS = (".parquet", ".arrow", ".feather")
 
@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
     parser.add_argument("out", metavar="OUT", help="a file that ends with .parquet or .arrow")
     parser.add_argument("--table", help="which table; needed where there are several")
     parser.add_argument("--where", help="only items that meet this, as \"task = 'math'\"")
+    add_json(parser)
     add_examples(
         parser,
         "recollect export runs/checkpoints replay.parquet",
@@ -36,15 +37,21 @@ def run(given: argparse.Namespace) -> int:
 
     out = Path(given.out)
     if out.suffix not in ENDINGS:
-        raise InvalidValue(f"OUT: {out} must end with {' or '.join(ENDINGS)}")
-    snapshot = open_snapshot(given.path, step=given.step)
+        raise InvalidValue(f"OUT: expected a name that ends with {' or '.join(ENDINGS)}, got {out}")
+    if out.is_dir():
+        raise InvalidValue(f"OUT: {out} is a folder; name a file")
+    if not out.parent.is_dir():
+        raise InvalidValue(f"OUT: the folder {out.parent} does not exist; make it first")
+    with opening("PATH", given.path):
+        snapshot = open_snapshot(given.path, step=given.step)
     table = _table(snapshot.tables, given.table)
     snapshot.check_files()
     count = 0
     batches = _batches(snapshot, table, given.where)
     half = out.with_name(f".{out.name}.half")
     try:
-        with bar("export", snapshot.entry(table)["nbytes"], None) as told:
+        nbytes = snapshot.entry(table)["nbytes"]
+        with bar("export", nbytes, False if given.json else None) as told:
             writer: Any = None
             for batch in batches:
                 if writer is None:
@@ -53,12 +60,18 @@ def run(given: argparse.Namespace) -> int:
                 count += batch.num_rows
                 told(batch.nbytes)
             if writer is None:
-                raise InvalidValue(f"{snapshot.path}: table {table!r} has no such items")
+                meets = "is empty" if given.where is None else "has no item that meets --where"
+                raise InvalidValue(
+                    f"{snapshot.path}: table {table!r} {meets}, so nothing was written"
+                )
             writer.close()
         half.replace(out)
     finally:
         half.unlink(missing_ok=True)
-    print(f"{out}: {count} rows")
+    if given.json:
+        print_json({"path": str(out), "table": table, "rows": count})
+    else:
+        print(f"{out}: {count} rows")
     return 0
 
 
@@ -79,7 +92,10 @@ def _batches(snapshot: Any, table: str, where: str | None) -> Iterator[Any]:
 
     entry, saved = snapshot.entry(table), snapshot.saved(table)
     fields = fields_of(saved, entry)
-    places = matching(saved, entry, None if where is None else parse(where))
+    try:
+        places = matching(saved, entry, None if where is None else parse(where))
+    except QueryError as error:
+        raise InvalidValue(f"--where: {error}") from error
     places = places[np.argsort(fields["seq"][places], kind="stable")]
     counts = fields.get("rows", np.ones(fields["key"].size, np.int64))
     done = 0

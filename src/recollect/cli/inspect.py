@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, add_path, lines, print_json
+from recollect.cli.showing import add_examples, add_json, add_path, lines, opening, print_json
 from recollect.readable import size, span
 
 
@@ -26,7 +26,9 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from recollect.durability.inspection import described, snapshots_in
 
-    found = [described(snapshot) for snapshot in snapshots_in(given.path, given.step)]
+    with opening("PATH", given.path):
+        snapshots = snapshots_in(given.path, given.step)
+    found = [described(snapshot) for snapshot in snapshots]
     if given.json:
         print_json(found[0] if len(found) == 1 else found)
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,10 +16,18 @@ COMMANDS = (  # files in this folder, in the order of the help
     "inspect", "verify", "export", "diff", "reshard", "simulate", "sql", "demo", "completion",
 )  # fmt: skip
 WRONG_USE, FAILED = 2, 1
+UNREAD = 128 + 13  # as if SIGPIPE had ended it
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, with a hint."""
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        """Nobody takes what is left over, and only this command's own help says what it knows."""
+        given, left = super().parse_known_args(*arguments, **options)
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return given, left
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
@@ -47,6 +56,7 @@ def parser() -> Parser:
     made.add_argument("--version", action=Version, help="show the version and exit")
     add_examples(
         made,
+        "recollect demo                         see it work, in a minute",
         "recollect inspect runs/checkpoints     what the last checkpoint holds",
         "recollect verify runs/checkpoints      whether every byte is as it was written",
         "recollect COMMAND --help               arguments and examples of a command",
@@ -62,14 +72,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = parser().parse_args(arguments)
         code: int = given.run(given)
+        sys.stdout.flush()  # so that a reader who left is noticed here
         return code
     except SystemExit as stopped:
         return stopped.code if isinstance(stopped.code, int) else FAILED
     except (InvalidValue, ImportError) as error:
-        print(f"recollect: {error}", file=sys.stderr)
-        return WRONG_USE
+        return _failed(error, WRONG_USE)
+    except BrokenPipeError:  # whoever read this has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNREAD
     except (RecollectError, OSError) as error:
-        print(f"recollect: {error}", file=sys.stderr)
-        return FAILED
+        return _failed(error, FAILED)
     except KeyboardInterrupt:
         return 130
+
+
+def _failed(error: Exception, code: int) -> int:
+    """One sentence; a note, such as the file that a configuration is in, stands behind it."""
+    said = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        said = f"{error.filename}: {error.strerror}"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    print(f"recollect: {said}{notes}", file=sys.stderr)
+    return code

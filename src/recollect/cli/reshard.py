@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, print_json
+from recollect.cli.showing import add_examples, add_json, opening, print_json
 
 
 def add(commands: Any) -> None:
@@ -45,18 +45,19 @@ def run(given: argparse.Namespace) -> int:
 
     from recollect.durability.resharding import resharded
 
-    work = resharded(
-        given.source,
-        given.destination,
-        given.shards,
-        step=given.step,
-        incomplete=given.incomplete,
-        allow_partial=given.allow_partial,
-        env_id_columns=given.env_id_column,
-        num_envs=given.num_envs,
-    )
     hidden = True if given.json else None  # a bar on a terminal
-    done = list(tqdm(work, total=given.shards, desc="reshard", unit="shard", disable=hidden))
+    with opening("SRC", given.source):
+        work = resharded(
+            given.source,
+            given.destination,
+            given.shards,
+            step=given.step,
+            incomplete=given.incomplete,
+            allow_partial=given.allow_partial,
+            env_id_columns=given.env_id_column,
+            num_envs=given.num_envs,
+        )
+        done = list(tqdm(work, total=given.shards, desc="reshard", unit="shard", disable=hidden))
     folder, incomplete = done[-1].written, done[-1].loaded.incomplete
     told: dict[str, Any] = {
         "path": str(folder),

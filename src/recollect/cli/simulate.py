@@ -15,7 +15,9 @@ def add(commands: Any) -> None:
         "simulate",
         help="how a configuration of generators, buffer and trainer would do",
         description="Run the real managers and buffer against simulated engines on virtual time: "
-        "how long the trainer waits, how old its tokens are, what is wasted.",
+        "how long the trainer waits, how old its tokens are, what is wasted. A scenario is YAML, "
+        "such as 'slots: 96' and 'staleness: {max_staleness: 1}' in lines; what it leaves out has "
+        "a default.",
     )
     parser.add_argument("config", metavar="CONFIG", help="a YAML file of a scenario")
     parser.add_argument("other", metavar="CONFIG2", nargs="?", help="another one to compare with")

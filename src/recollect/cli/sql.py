@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples
+from recollect.cli.showing import add_examples, add_json, print_json
 
 
 def add(commands: Any) -> None:
@@ -17,6 +17,7 @@ def add(commands: Any) -> None:
     verbs = sql.add_subparsers(metavar="VERB", required=True)
     init = verbs.add_parser("init", help="make the tables of Recollect in a database")
     init.add_argument("url", metavar="URL", help="sqlite:///replay.db, postgresql://user@host/name")
+    add_json(init)
     add_examples(
         init,
         "recollect sql init sqlite:///replay.db",
@@ -36,6 +37,9 @@ def run_init(given: argparse.Namespace) -> int:
         database.commit()
     finally:
         database.close()
-    done = "made" if fresh else "were there"
+    if given.json:
+        print_json({"url": database.where, "version": VERSION, "made": fresh})
+        return 0
+    done = "were made" if fresh else "were there"
     print(f"{database.where}: the tables of version {VERSION} {done}")
     return 0

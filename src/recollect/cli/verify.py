@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, add_path, print_json
+from recollect.cli.showing import add_examples, add_json, add_path, opening, print_json
 from recollect.errors import SnapshotError
 
 
@@ -24,8 +24,10 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from recollect.durability.inspection import snapshots_in
 
+    with opening("PATH", given.path):
+        snapshots = snapshots_in(given.path, given.step)
     results = []
-    for snapshot in snapshots_in(given.path, given.step):
+    for snapshot in snapshots:
         told: dict[str, Any] = {"path": str(snapshot.path), "ok": True}
         try:
             told.update(snapshot.verify(progress=False if given.json else None))

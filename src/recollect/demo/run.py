@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from types import ModuleType
 
+from rich.console import Console
+
 from recollect.demo.life import Kill, Life
 from recollect.demo.report import write
 from recollect.demo.watching import View
@@ -24,6 +26,7 @@ class Child:
     """A training process, and the lines that it writes."""
 
     def __init__(self, kind: ModuleType, folder: Path, seed: int) -> None:
+        self._folder = folder
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", kind.__name__, str(folder), str(seed)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -43,7 +46,10 @@ class Child:
     def __exit__(self, *_: object) -> None:
         """Whatever happened, nobody trains on alone."""
         self._process.kill()
-        self._process.wait()
+        for reader in self._readers:
+            reader.join()
+        with self._process:  # closes its pipes
+            pass
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -98,15 +104,20 @@ class Child:
         for reader in self._readers:
             reader.join(1.0)
         told = "".join(self._complaints).strip() or "it said nothing"
-        raise RecollectError(f"the training process of the demo ended by itself: {told}")
+        whole = self._folder / "error.txt"
+        whole.write_text(f"{told}\n", "utf-8")
+        raise RecollectError(
+            f"the training process of the demo ended by itself: {told.splitlines()[-1]}; all that "
+            f"it said is in {whole}"
+        )
 
 
-def run(kind: ModuleType, folder: Path, *, seconds: float, seed: int = 0) -> Life:
+def run(kind: ModuleType, folder: Path, *, seconds: float, console: Console, seed: int = 0) -> Life:
     """The whole demo; what is left of it is in the folder. `kind` is `rollouts` or `steps`."""
     _clear(folder)
     kind.warm()
     life = Life(time.time())
-    with View(kind.TITLE, kind.NOUN, kind.HISTOGRAM, seconds) as view:
+    with View(kind.TITLE, kind.NOUN, kind.HISTOGRAM, seconds, console) as view:
         view.say(f"journal, snapshots and report: {folder}")
         with Child(kind, folder, seed) as child:
             child.train(life, seconds / 2, view)
@@ -140,6 +151,7 @@ def _clear(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("journal", "snapshots", "weights"):
         shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "error.txt").unlink(missing_ok=True)
 
 
 def summary(life: Life, noun: str) -> str:
@@ -161,9 +173,9 @@ ADVICE = [
 ]
 
 
-def finish(kind: ModuleType, folder: Path, life: Life) -> str:
-    """Write the report; returns the summary."""
+def finish(kind: ModuleType, folder: Path, life: Life) -> tuple[str, list[str]]:
+    """Write the report; returns the summary, and what to try next."""
     text = summary(life, kind.NOUN)
     advice = [line.replace("FOLDER", str(folder)) for line in ADVICE]
     write(folder / "report.html", kind.TITLE, kind.NOUN, kind.HISTOGRAM, life, text, advice)
-    return text
+    return text, advice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,9 +26,9 @@ class View:
     """Shows a run while it goes on; `say` adds a line that stays."""
 
     def __init__(
-        self, title: str, noun: str, histogram: str, seconds: float, console: Console | None = None
+        self, title: str, noun: str, histogram: str, seconds: float, console: Console
     ) -> None:
-        self._console = console or Console(file=sys.stdout)
+        self._console = console
         self._title, self._noun, self._histogram = title, noun, histogram
         self._seconds = seconds
         self._said: list[str] = []

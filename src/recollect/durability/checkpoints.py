@@ -362,7 +362,10 @@ class Checkpoints:
             if threading.main_thread().is_alive() and not self._parked:
                 self._changed.wait_for(lambda: self._parked, PARKING)
         if not self._saving.acquire(timeout=self.timeout):
-            raise SnapshotError(f"another save has not ended within {self.timeout:g} s")
+            raise SnapshotError(
+                f"another save has not ended within {self.timeout:g} s, so the crash was not "
+                "saved; a longer timeout= waits for it"
+            )
         try:
             with self._changed:
                 step = 0 if self._step is None else self._step

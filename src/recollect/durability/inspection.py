@@ -38,11 +38,13 @@ def snapshots_in(path: str | os.PathLike[str], step: int | None = None) -> list[
     except SnapshotError:
         if (folder / MANIFEST).is_file() and not _folders(folder):
             raise
-    found = [Snapshot(one) for one in _below(folder, DEPTH)]
-    found = [one for one in found if step is None or one.step == step]
+    there = [Snapshot(one) for one in _below(folder, DEPTH)]
+    found = [one for one in there if step is None or one.step == step]
     if not found:
-        of = "" if step is None else f" of step {step}"
-        raise SnapshotError(f"{folder} holds no snapshot{of}: there is no {MANIFEST} in it")
+        if there:
+            steps = ", ".join(str(one.step) for one in there if one.step is not None) or "none"
+            raise SnapshotError(f"{folder} holds no snapshot of step {step}; there are {steps}")
+        raise SnapshotError(f"{folder} holds no snapshot: there is no {MANIFEST} in it")
     return found
 
 
@@ -101,8 +103,11 @@ def matching(saved: Saved, entry: Mapping[str, Any], where: Any) -> Ints:
 
     def resolve(name: str) -> FieldValues:
         values = known.get(name)
-        if values is None:
-            return FieldValues(np.zeros(count), np.ones(count, np.bool_))
+        if values is None and name in ("rows", "nbytes"):  # stored only where items differ in it
+            each = 1 if name == "rows" else entry["nbytes"] // max(count, 1)
+            return FieldValues(np.full(count, each, np.int64))
+        if values is None:  # nobody has set it
+            return _unset(fields[name], count)
         if fields[name] == "str":
             texts = sorted({text for text in values.tolist() if text is not None})
             codes = {text: code for code, text in enumerate(texts)}
@@ -116,6 +121,14 @@ def matching(saved: Saved, entry: Mapping[str, Any], where: Any) -> Ints:
         return FieldValues(values)
 
     return np.flatnonzero(mask(bound, resolve, count))
+
+
+def _unset(kind: str, count: int) -> FieldValues:
+    """A field that is absent in every item."""
+    if kind == "str":
+        return FieldValues(np.full(count, -1, np.int32), None, {})
+    dtype = {"int": np.int64, "float": np.float64, "bool": np.bool_}[kind]
+    return FieldValues(np.zeros(count, dtype), np.ones(count, np.bool_))
 
 
 # What is inside
@@ -167,7 +180,7 @@ def _table(snapshot: Snapshot, name: str) -> dict[str, Any]:
             told[text] = dict(zip(values.tolist(), counts.tolist(), strict=True))
     for number in ("version", "priority", "times_sampled"):
         if number in fields and fields[number].size:
-            present = [v for v in fields[number].tolist() if v is not None]
+            present = [v for v in fields[number].tolist() if v is not None and v >= 0]
             if present:
                 told[number] = {"lowest": min(present), "highest": max(present)}
     if "inserted_at" in fields and fields["inserted_at"].size:

@@ -261,7 +261,9 @@ def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJour
             owner = table._owner  # a buffer tells more than its table does
             members.append(JournaledTable(table) if owner is None else owner._journaled())
     if not members:
-        raise InvalidValue("journal: this store has no table that is checkpointed")
+        raise InvalidValue(
+            "journal: this store has no table that is checkpointed; make one with checkpoint=True"
+        )
     opened = OpenJournal(options, members, of_store=True)
     for member in members:
         member.table._journal = opened

@@ -78,10 +78,19 @@ def read_manifest(folder: str | os.PathLike[str], files: Files = LOCAL) -> dict[
     try:
         data = bytes(files.read(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}") from None
+        raise SnapshotError(no_snapshot(folder, files)) from None
     except OSError as error:
         raise SnapshotError(f"{path} cannot be read: {error}") from error
     return from_bytes(data, str(path))
+
+
+def no_snapshot(folder: str | os.PathLike[str], files: Files = LOCAL) -> str:
+    """Why a path that has no manifest is no snapshot."""
+    if not files.exists(folder):
+        return f"{folder} does not exist; give the path of a snapshot, or of a folder of them"
+    if not files.is_folder(folder):
+        return f"{folder} is a file, and a snapshot is a folder"
+    return f"{folder} is no snapshot: it has no {MANIFEST}"
 
 
 def find_snapshots(folder: str | os.PathLike[str], files: Files = LOCAL) -> list[Found]:

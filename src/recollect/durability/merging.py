@@ -58,7 +58,10 @@ class TableParts:
         self.entries = [source.entry(name) for source in sources]
         kinds = {entry["kind"] for entry in self.entries}
         if len(kinds) > 1:
-            raise SnapshotError(f"{name!r} was saved as {' and as '.join(sorted(kinds))}")
+            raise SnapshotError(
+                f"{name!r} was saved as {' and as '.join(sorted(kinds))} by different ranks; load "
+                "shards that hold the same"
+            )
         first = self.entries[0]
         for entry, source in zip(self.entries, sources, strict=True):
             for what in ("fields", "partition_by"):

@@ -62,7 +62,10 @@ class StepParts(TableParts):
         super().__init__(name, sources)
         kinds = {entry["numbers"]["reward_at"] for entry in self.entries}
         if len(kinds) > 1:
-            raise SnapshotError(f"{name!r}: some shards have reward_at='this' and some 'next'")
+            raise SnapshotError(
+                f"{name!r}: some shards have reward_at='this' and some 'next'; load shards that "
+                "have the same"
+            )
         self._next = kinds == {"next"}
         self._marks = [self._read(source) for source in sources]
         self._streams: list[tuple[int, Ints]] = []  # source, and its episodes
@@ -295,7 +298,10 @@ class StepParts(TableParts):
 def _numbered(old: Array, envs: Ints) -> Array:
     """A column that says of each row its environment."""
     if envs.size and int(envs.max()) > np.iinfo(old.dtype).max:
-        raise SchemaError(f"an env_id of type {old.dtype} cannot hold {int(envs.max())}")
+        raise SchemaError(
+            f"an env_id of type {old.dtype} cannot hold {int(envs.max())}; store it in a wider "
+            "type, or name other columns with env_id_columns="
+        )
     shape = (envs.size, *(1,) * (old.ndim - 1))
     return np.ascontiguousarray(np.broadcast_to(envs.reshape(shape), old.shape), old.dtype)
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from recollect.arguments import whole
 from recollect.durability.reading import Snapshot
-from recollect.durability.sets import ShardSet, choose_set, step_folder, try_commit
+from recollect.durability.sets import ShardSet, choose_set, no_shards, step_folder, try_commit
 from recollect.durability.shards import Redistributed, load_set, write_shard
 from recollect.errors import SnapshotError
 from recollect.kernels import steps_layout as sl
@@ -57,7 +57,7 @@ def resharded(
     shards = whole("shards", shards, 1, 99_999)
     chosen = choose_set(source, step, allow_partial=allow_partial)
     if chosen is None:
-        raise SnapshotError(f"{source} has no checkpoint of shards")
+        raise SnapshotError(no_shards(source))
     folder = step_folder(Path(destination), chosen.step)
     run = secrets.token_hex(4)
     for rank in range(shards):
@@ -81,7 +81,10 @@ def _made_for(chosen: ShardSet, shards: int, num_envs: int | None) -> Any:
     if kinds == {"items"}:
         return Store([_table(name, some) for name, some in entries.items()])
     if len(names) > 1:
-        raise SnapshotError(f"{chosen.path} has several buffers in one shard: {', '.join(names)}")
+        raise SnapshotError(
+            f"{chosen.path} has several buffers in one shard ({', '.join(names)}), and this "
+            "rewrites only one; rc.load_shards loads them on any number of ranks"
+        )
     name, some = next(iter(entries.items()))
     if kinds == {"rollouts"}:
         tags = {n: kind for n, kind in _tags(some[0]).items() if n not in OWN_TAGS}

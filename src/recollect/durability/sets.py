@@ -195,6 +195,13 @@ def choose_set(
     return max(usable, key=lambda one: (one.step, one.committed, one.order))
 
 
+def no_shards(path: str | os.PathLike[str]) -> str:
+    """Why nothing can be loaded from a path that has no set."""
+    if not os.path.exists(path):
+        return f"{path} does not exist; give the folder that rc.save_shard wrote to"
+    return f"{path} has no checkpoint of shards; rc.save_shard writes one"
+
+
 def try_commit(folder: Path, world_size: int, files: Files = LOCAL) -> bool:
     """Write the manifest if every shard is there, of one step and of one run."""
     if files.exists(folder / MANIFEST):

@@ -23,6 +23,7 @@ from recollect.durability.sets import (
     ShardSet,
     choose_set,
     make_folders,
+    no_shards,
     read_set,
     shard_name,
     step_folder,
@@ -237,7 +238,7 @@ def load_shards(
     partial = flag("allow_partial", allow_partial)
     chosen = choose_set(path, wanted, allow_partial=partial)
     if chosen is None:
-        raise SnapshotError(f"{path} has no checkpoint of shards")
+        raise SnapshotError(no_shards(path))
     return load_set(
         chosen, store, rank, world_size,
         overflow=overflow, incomplete=incomplete, env_id_columns=env_id_columns, progress=progress,
@@ -344,7 +345,10 @@ def _load_part(
         if isinstance(parts, StepParts):
             target = members[name]
             if not isinstance(target, ReplayBuffer):
-                raise SnapshotError(f"{chosen.path}: {name!r} was saved as a replay buffer")
+                raise SnapshotError(
+                    f"{chosen.path}: {name!r} was saved as a replay buffer; load it into an "
+                    "rc.ReplayBuffer"
+                )
             parts.prepare(target, incomplete)
         plan = parts.plan(world_size)
         merged[name] = parts.merged(plan, rank, origins, listed)

@@ -86,7 +86,7 @@ def _merged(saved: Schema, mine: Schema, where: str) -> Schema:
             if not column.optional:
                 raise SnapshotError(
                     f"{where}: {saved.what} {name!r} ({column}) was saved and is not in its "
-                    "signature"
+                    "signature; add it there"
                 )
         elif (other.dtype, other.shape, other.ragged) != (
             column.dtype,
@@ -95,7 +95,7 @@ def _merged(saved: Schema, mine: Schema, where: str) -> Schema:
         ):
             raise SnapshotError(
                 f"{where}: {saved.what} {name!r} was saved as {column} and the signature says "
-                f"{other}"
+                f"{other}; make the table as it was"
             )
     more = {n: column for n, column in mine.columns.items() if n not in saved.columns}
     for name, column in more.items():

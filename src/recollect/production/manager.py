@@ -399,7 +399,7 @@ def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:
         if not isinstance(task, Task):
             raise InvalidValue(f"tasks: expected Task objects, got {shown(task)}")
         if task.name in found:
-            raise InvalidValue(f"tasks: there are two of the name {task.name!r}")
+            raise InvalidValue(f"tasks: there are two of the name {task.name!r}; rename one")
         found[task.name] = task
     if not found:
         raise InvalidValue("tasks: expected at least one")

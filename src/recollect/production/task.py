@@ -61,9 +61,15 @@ class Task:
         check_weight(self.name, self.weight)
 
 
+MADE = {
+    "prompts": "ListPrompts makes one of a list",
+    "generator": "FunctionGenerator makes one of a function",
+}
+
+
 def _has(name: str, given: Any, protocol: Any) -> None:
     if not isinstance(given, protocol):
         calls = sorted(each for each in vars(protocol) if not each.startswith("_"))
         raise InvalidValue(
-            f"{name}: expected an object with {', '.join(calls)}; got {shown(given)}"
+            f"{name}: expected an object with {', '.join(calls)}, got {shown(given)}; {MADE[name]}"
         )

@@ -611,8 +611,9 @@ class ReplayBuffer(Batched):
     def __repr__(self) -> str:
         environments = many(self.num_envs, "environment")
         return (
-            f"ReplayBuffer({len(self)}/{self.capacity} steps of {environments}, "
-            f"{size(self.nbytes)}, sampler={self._sampler}, limiter={self.limiter})"
+            f"ReplayBuffer({'closed, ' if self._closed else ''}{len(self)}/{self.capacity} steps "
+            f"of {environments}, {size(self.nbytes)}, sampler={self._sampler}, "
+            f"limiter={self.limiter})"
         )
 
     def _repr_html_(self) -> str:

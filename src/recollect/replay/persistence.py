@@ -218,7 +218,7 @@ class StepsMember:
         if schema is not None and own is not None and schema.columns != own.columns:
             raise SnapshotError(
                 f"{where}: the buffer was saved with the columns {_listed(schema)} and has "
-                f"{_listed(own)}"
+                f"{_listed(own)}; make it with the signature that it had"
             )
 
     def restore(

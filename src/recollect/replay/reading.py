@@ -99,7 +99,9 @@ def from_parquet(
 def _opened(path: str, how: Any) -> Iterator[Any]:
     try:
         file = how(path)
-    except (FileNotFoundError, IsADirectoryError, OSError) as error:
+    except FileNotFoundError as error:
+        raise InvalidValue(f"path: {path!r} does not exist") from error
+    except OSError as error:
         raise InvalidValue(f"path: {path!r} cannot be read: {error}") from error
     with file:
         yield file

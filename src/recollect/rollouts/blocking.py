@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.arguments import many
 from recollect.info import Lease, LeaseLike
+from recollect.readable import size
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiring import advance
@@ -205,6 +207,22 @@ class BlockingBuffer:
         from recollect.rollouts import persistence
 
         return persistence.load(self._core, path, **options)
+
+    def __repr__(self) -> str:
+        if self._core.table._closed:
+            return "RolloutBuffer(closed).sync"
+        here = ", ".join(
+            f"{count} {task} {status.value}" for (task, status), count in self.counts().items()
+        )
+        return (
+            f"RolloutBuffer({many(len(self), 'group')}{here and ': ' + here}; "
+            f"{size(self.nbytes)}, train step {self.train_step}).sync"
+        )
+
+    def _repr_html_(self) -> str:
+        from recollect.html import of_rollouts
+
+        return of_rollouts(self)
 
     def close(self) -> None:
         self._core.close()

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many
 from recollect.clock import Clock
 from recollect.info import Lease, LeaseLike
-from recollect.readable import size
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, AsyncEvents
@@ -395,13 +393,7 @@ class RolloutBuffer:
         self._core.close()
 
     def __repr__(self) -> str:
-        here = ", ".join(
-            f"{count} {task} {status.value}" for (task, status), count in self.counts().items()
-        )
-        return (
-            f"RolloutBuffer({many(len(self), 'group')}{here and ': ' + here}; "
-            f"{size(self.nbytes)}, train step {self.train_step})"
-        )
+        return repr(self.sync).removesuffix(".sync")
 
     def _repr_html_(self) -> str:
         from recollect.html import of_rollouts

@@ -36,7 +36,8 @@ def numbers(name: str, value: Any, dtype: Any, kinds: str) -> Array:
     except (ValueError, TypeError):
         array = np.zeros((), object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        raise InvalidValue(f"{name}: expected a flat array of numbers, got {shown(value)}")
+        what = "whole numbers" if kinds == "iu" else "numbers"
+        raise InvalidValue(f"{name}: expected a flat list of {what}, got {shown(value)}")
     return array.astype(dtype)
 
 

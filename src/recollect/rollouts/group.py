@@ -54,6 +54,8 @@ class Group(MutableSequence[Rollout]):
         blobs: Mapping[str, Sequence[bytes]] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
+        if isinstance(rollouts, Rollout):
+            raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
         self.rollouts = list(rollouts)
         for rollout in self.rollouts:
             if not isinstance(rollout, Rollout):

@@ -97,7 +97,8 @@ class Space:
         coming = payload + sum(map(len, encoded.blobs.values()))
         if coming > core.capacity_bytes:
             raise NeverPossible(
-                f"a group of {coming} bytes never fits a buffer of {core.capacity_bytes} bytes"
+                f"a group of {coming} bytes never fits a buffer of {core.capacity_bytes} bytes; "
+                "put smaller groups, or make it with a larger capacity_bytes"
             )
         leaving = 0
         if replaced is not None:
@@ -249,7 +250,7 @@ class Space:
         if core.capacity is not None and n > core.capacity:
             raise NeverPossible(
                 f"reserve_all: room for {many(n, 'group')} is never there: the capacity is "
-                f"{core.capacity}"
+                f"{core.capacity}; reserve fewer"
             )
 
         def attempt() -> int | Blocked:

@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 
+from recollect.errors import InvalidValue, shown
 from recollect.production import (
     AsyncStrategy,
     ColocatedManager,
@@ -38,6 +39,12 @@ def simulate(scenario: Scenario) -> Report:
     >>> report.steps, report.trained <= report.generated
     (20, True)
     """
+
+    if not isinstance(scenario, Scenario):
+        raise InvalidValue(
+            "scenario: expected a Scenario, which Scenario.from_config makes of a mapping or a "
+            f"file, got {shown(scenario)}"
+        )
 
     async def main() -> Report:
         return await Simulation(scenario).run()

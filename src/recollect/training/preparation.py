@@ -295,7 +295,7 @@ class DataPreparation:
                 "this preparation works in another event loop; call it there, or use .sync"
             )
         if self._closed:
-            raise TableClosed("the preparation was closed")
+            raise TableClosed("this preparation was closed; make a new one to go on")
 
     def _rank(self, rank: Any) -> int:
         return whole("rank", rank, 0, self.ranks - 1)
@@ -305,7 +305,7 @@ class DataPreparation:
 
     def _check_open(self, step: int) -> None:
         if self._closed:
-            raise TableClosed("the preparation was closed")
+            raise TableClosed("this preparation was closed; make a new one to go on")
         if self._is_done(step):
             raise InvalidValue(
                 f"step {step} was confirmed by all ranks, so its data have gone; ask for "

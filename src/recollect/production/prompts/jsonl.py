@@ -50,7 +50,7 @@ class JsonlPrompts(IndexedPrompts):
         try:
             self._file = open(self._path, "rb", buffering=0)  # noqa: SIM115 - read when drawn
         except OSError as error:
-            raise InvalidValue(f"path: {self._path} cannot be read: {error}") from error
+            raise InvalidValue(f"path: {self._path} cannot be read: {error.strerror}") from error
         self._begin, self._end = _lines(self._file.fileno())
         super().__init__(self._begin.size, n, seed=seed, epochs=epochs, reading=Reading(**columns))
 
