@@ -147,7 +147,9 @@ def test_a_quick_start_says_nothing(capsys, tmp_path, monkeypatch):
 def test_a_slow_start_says_so_once_after_its_patience(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+    monkeypatch.setattr(compiling, "_said", False)
     compiling.compiled("tests", lambda: time.sleep(0.3))
+    compiling.compiled("other tests", lambda: time.sleep(0.3))
     assert capsys.readouterr().err.count(MESSAGE) == 1
 
 

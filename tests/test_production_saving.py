@@ -524,7 +524,7 @@ def test_other_snapshots_and_damaged_ones_are_named(tmp_path: Path) -> None:
             SnapshotError, match="no checkpoint of a manager but of kind 'rollouts'"
         ):
             await life.manager.restore(tmp_path / "buffer")
-        with pytest.raises(SnapshotError, match="is no snapshot"):
+        with pytest.raises(SnapshotError, match="does not exist"):
             await life.manager.restore(tmp_path / "nothing")
         await life.fill(3)
         async with life.manager.checkpoint(tmp_path / "a", 0):

@@ -111,7 +111,7 @@ def test_what_cannot_be_made_says_why(name: str) -> None:
 # -- calling a buffer: call, error, words
 
 CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "put no group": (lambda b: b.put("group"), rc.InvalidValue, r"put: expected an rc.Group, got 'group'"),
+    "put no group": (lambda b: b.put("group"), rc.InvalidValue, r"put: expected an rc.Group, got 'group'; rc.Group\(\[\.\.\.\], task=\.\.\.\) makes one of rollouts"),
     "put a rollout": (lambda b: b.put(R()), rc.InvalidValue, r"put: expected an rc.Group"),
     "put a list": (lambda b: b.put([R()]), rc.InvalidValue, r"put: expected an rc.Group"),
     "put an empty group": (lambda b: b.put(rc.Group([], task="math")), rc.InvalidValue, r"no rollouts"),
@@ -149,7 +149,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "take for a negative time": (lambda b: b.take(1, lease=-1), rc.InvalidValue, r"lease.*-1"),
     "take for no time": (lambda b: b.take(1, lease=NAN), rc.InvalidValue, r"lease.*nan"),
     "take for text": (lambda b: b.take(1, lease="long"), rc.InvalidValue, r"lease.*'long'"),
-    "take a batch of a number": (lambda b: b.take_batch(64), rc.InvalidValue, r"sizes: expected tasks and numbers, got 64"),
+    "take a batch of a number": (lambda b: b.take_batch(64), rc.InvalidValue, r"sizes: expected tasks and numbers, such as \{\"math\": 8\}, got 64"),
     "take a batch of text": (lambda b: b.take_batch({"math": "many"}, timeout=0), rc.InvalidValue, r"sizes\['math'\].*'many'"),
     "take a batch of a numbered task": (lambda b: b.take_batch({3: 1}, timeout=0), rc.InvalidValue, r"sizes: a task is text, got 3"),
     "take more than the capacity": (lambda b: b.take_batch({"math": 99}), rc.NeverPossible, r"99 groups.*capacity is 9"),

@@ -350,3 +350,19 @@ def test_both_faces_have_the_same_calls():
             assert [(p.name, p.kind, p.default) for p in given[0]] == [
                 (p.name, p.kind, p.default) for p in given[1]
             ], name
+
+
+def test_who_waits_in_vain_is_told_of_failed_groups():
+    buffer = made().sync
+    buffer.put(rc.Group([rc.Rollout([1], [2], finish_reason="done")], task="math"))
+    with pytest.raises(rc.WaitTimeout, match="math needs 1 group, has 0 ready and 1 FAILED"):
+        buffer.take_batch({"math": 1}, timeout=0)
+
+
+def test_a_closed_buffer_still_says_how_much_it_has():
+    buffer = made().sync
+    buffer.put(group())
+    buffer.close()
+    assert len(buffer) == 1
+    with pytest.raises(rc.TableClosed):
+        buffer.put(group())

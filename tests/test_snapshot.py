@@ -231,7 +231,7 @@ def test_loading_needs_an_empty_table_and_a_snapshot_of_a_known_format(tmp_path:
     full.insert({"x": [1]})
     with pytest.raises(rc.SnapshotError, match="not empty"):
         rc.Store([full]).load(path)
-    with pytest.raises(rc.SnapshotError, match="no snapshot"):
+    with pytest.raises(rc.SnapshotError, match="does not exist"):
         rc.Store([full]).load(tmp_path / "elsewhere")
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))

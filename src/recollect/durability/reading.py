@@ -19,7 +19,13 @@ from recollect.batch import Batch
 from recollect.durability.arrays import OnDisk, put_together, summed
 from recollect.durability.files import LOCAL, Files, digest, digests
 from recollect.durability.ledger import Known, Ledger
-from recollect.durability.manifest import MANIFEST, find_snapshots, put_aside, read_manifest
+from recollect.durability.manifest import (
+    MANIFEST,
+    find_snapshots,
+    no_snapshot,
+    put_aside,
+    read_manifest,
+)
 from recollect.durability.members import Member, member_of
 from recollect.durability.progress import bar
 from recollect.durability.segments import Ref, Segments
@@ -416,9 +422,9 @@ def open_snapshot(
     old = put_aside(folder, files)
     if old is not None and not files.exists(folder):
         return Snapshot(old, files)
-    found = find_snapshots(folder, files)
+    found = find_snapshots(folder, files) if files.is_folder(folder) else []
     if not found:
-        raise SnapshotError(f"{folder} is no snapshot: it has no {MANIFEST}")
+        raise SnapshotError(no_snapshot(folder, files))
     if step is None:
         return Snapshot(found[-1].path, files)
     for one in reversed(found):

@@ -39,6 +39,7 @@ ALIASES = {  # what signatures call the arrays that kernels take
 }
 
 _cached = False
+_said = False  # whether the user knows that kernels are being compiled
 _marked: list[Callable[[], None]] = []  # compiles a kernel each, at most once
 
 
@@ -245,6 +246,10 @@ def _writable_folder() -> Path | None:
 
 
 def _say_it_compiles(folder: Path | None) -> None:
+    global _said
+    if _said:  # of another family
+        return
+    _said = True
     where = f"once per installation and kept in {folder}" if folder else "in every process"
     print(
         f"recollect: compiling kernels, which is done {where}",

@@ -205,7 +205,10 @@ class Core:
 
     def put(self, group: Group, version: int | None) -> Verb[int | None]:
         if not isinstance(group, Group):
-            raise InvalidValue(f"put: expected an rc.Group, got {shown(group)}")
+            raise InvalidValue(
+                f"put: expected an rc.Group, got {shown(group)}; rc.Group([...], task=...) makes "
+                "one of rollouts, rc.Groups.from_dicts some of dicts"
+            )
         if version is not None:
             version = whole("version", version, 0, LARGEST_VERSION)
         rule = self.rules[group.task]
@@ -569,7 +572,8 @@ class Core:
 
     def __len__(self) -> int:
         with self.table._transaction():
-            self.enter()
+            if not self.table._closed:
+                self.enter()
             return len(self.storage)
 
     @property

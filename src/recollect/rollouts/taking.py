@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from recollect.arguments import keys_of, many, time_span, whole
 from recollect.effects import Archived, Updated
-from recollect.errors import InvalidValue, LeaseExpired, NeverPossible, shown
+from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.info import Lease
+from recollect.leases import number_of
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -72,7 +73,7 @@ class Taking:
         if core.capacity is not None and total > core.capacity:
             raise NeverPossible(
                 f"take_batch: {many(total, 'group')} are never there: the capacity is "
-                f"{core.capacity}"
+                f"{core.capacity}; ask for fewer, or make the buffer larger"
             )
         shares = {
             task: (size, core.where(task, Status.COMPLETED, True, where))
@@ -93,13 +94,17 @@ class Taking:
 
     def _missing(self, shares: Mapping[str, tuple[int, Where | None]]) -> Blocked | None:
         """Why a batch cannot be taken now; each missing group needs an arrival of its own."""
-        missing, needs = 0, []
+        core, missing, needs = self._core, 0, []
         for task, (size, where) in shares.items():
-            here = self._core.storage.available(where, size)[0] if size else 0
+            here = core.storage.available(where, size)[0] if size else 0
             if here < size:
                 missing += size - here
-                lacking = self._core.stages.missing_in(task)
-                needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{lacking}")
+                lacking = core.stages.missing_in(task)
+                failed = core.storage.available(core.where(task, Status.FAILED, None))[0]
+                spoilt = f" and {failed} FAILED" if failed else ""
+                needs.append(
+                    f"{task} needs {many(size, 'group')}, has {here} ready{spoilt}{lacking}"
+                )
         return Blocked("; ".join(needs), missing) if needs else None
 
     def _hand_out(
@@ -168,7 +173,8 @@ class Taking:
             train_step = whole("train_step", train_step, 1)
         if core.capacity is not None and n > core.capacity:
             raise NeverPossible(
-                f"sample: {n} different groups are never there: the capacity is {core.capacity}"
+                f"sample: {n} different groups are never there: the capacity is {core.capacity}; "
+                "ask for fewer, or make the buffer larger"
             )
         bound = core.where(task, Status.COMPLETED, True, where)
 
@@ -247,7 +253,7 @@ class Taking:
                 return core.stages.give_back(lease)
             before = core.storage.hidden
             table._bring_back(lease, "given back")
-            core.steps_of.pop(_id_of(lease), None)
+            core.steps_of.pop(number_of(lease), None)
             returned = before - core.storage.hidden
             expire_due(core)
             return returned
@@ -327,7 +333,9 @@ def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> No
 def checked_sizes(sizes: Any) -> dict[str, int]:
     """How many groups of each task; 0 or fewer is none."""
     if not isinstance(sizes, Mapping):
-        raise InvalidValue(f"sizes: expected tasks and numbers, got {shown(sizes)}")
+        raise InvalidValue(
+            f'sizes: expected tasks and numbers, such as {{"math": 8}}, got {shown(sizes)}'
+        )
     for task in sizes:
         if not isinstance(task, str) or not task:
             raise InvalidValue(f"sizes: a task is text, got {shown(task)}")
@@ -339,10 +347,3 @@ def lease_span(lease: Any) -> float | None:
     if lease is True:
         return math.inf
     return None if lease is None or lease is False else time_span("lease", lease)
-
-
-def _id_of(lease: Any) -> int:
-    number = lease.id if isinstance(lease, Lease) else lease
-    if not isinstance(number, int):
-        raise LeaseExpired(f"lease: expected batch.lease, got {shown(lease)}")
-    return number

@@ -82,7 +82,7 @@ def translated(error: DBAPIError, where: str) -> StorageError:
     if is_lost(error):
         return StorageUnavailable(
             f"{where} cannot be reached, and nothing of the call has happened; "
-            f"{hint or 'it is tried again with the next call'} ({_said(error)})"
+            f"{hint or 'see that a server runs there; the next call tries again'} ({_said(error)})"
         )
     return StorageError(f"{where} refuses: {_said(error)}{'; ' if hint else ''}{hint or ''}")
 
