@@ -16,7 +16,7 @@ from recollect.storage import helping, rows
 @pytest.fixture
 def two_cores(monkeypatch):
     monkeypatch.setattr(helping, "cores", lambda: 2)
-    monkeypatch.setattr(rows, "MANY_BYTES", 0)
+    monkeypatch.setattr(rows, "MANY_CELLS", 0)
 
 
 def test_every_stretch_is_copied_once_by_one_of_two_threads(two_cores):

@@ -225,28 +225,29 @@ def _record(directory, location):
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(table, ints, table, int64, int64, int64)")
-def gather(directory, locations, columns, list_id, begin, end):
-    """Copy the fixed columns of the rows [begin, end), each into the array at its place in a list.
+@kernel("void(table, ints, table, int64)")
+def gather(directory, locations, columns, list_id):
+    """Copy the fixed columns of rows, each into the array at its place in a list.
 
     More than a cache could hold goes past it.
     """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = columns.shape[0]
     targets = np.empty(count, np.int64)
+    n = locations.size
     width = np.int64(0)
     for c in range(count):
         if columns[c, CELL] == FIXED:
             targets[c] = data_of(objects[c])
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
     lines = min((width + 63) >> 6, np.int64(4))
-    streams = locations.size * width >= STREAMED
-    for i in range(begin, min(begin + AHEAD, end)):
+    streams = n * width >= STREAMED
+    for i in range(min(AHEAD, n)):
         record = _record(directory, locations[i])
         for line in range(lines):
             prefetch(record + 64 * line)
-    for i in range(begin, end):
-        if i + AHEAD < end:
+    for i in range(n):
+        if i + AHEAD < n:
             following = _record(directory, locations[i + AHEAD])
             for line in range(lines):
                 prefetch(following + 64 * line)

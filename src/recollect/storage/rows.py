@@ -34,8 +34,7 @@ HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
-MANY_BYTES = 2 << 20  # that are worth a second thread to copy them
-MANY_ROWS = 2048  # that are, however small: each waits for memory
+MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
 PARTS = 8  # that two threads share
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
@@ -98,7 +97,7 @@ class Cell(NamedTuple):
 class Reading:
     """Which columns are read, worked out once for all readers: the columns of a store, or some."""
 
-    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
+    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole")
 
     def __init__(
         self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
@@ -111,7 +110,6 @@ class Reading:
             for place, column in enumerate(columns)
             if not column.ragged and not column.optional
         ]
-        self.width = sum(columns[place].size for place, _, _ in self.fixed)  # bytes
         self.varying = [
             Cell(
                 names[place],
@@ -508,12 +506,8 @@ class Reader:
         for place, shape, dtype in reading.fixed:
             arrays[place] = allocate((count, *shape), dtype)
         if reading.fixed:
-            arguments = (self._directory.entries, locations, reading.table, id(arrays))
-            if count >= MANY_ROWS or count * reading.width >= MANY_BYTES:
-                bounds = [count * part // PARTS for part in range(PARTS + 1)]
-                in_parts(self._kernels.gather, bounds, *arguments)
-            else:
-                self._kernels.gather(*arguments, 0, count)
+            entries = self._directory.entries
+            self._kernels.gather(entries, locations, reading.table, id(arrays))
         present = None
         if reading.varying:
             present = self._gather_cells(reading, locations, allocate, arrays)
@@ -575,7 +569,7 @@ class Reader:
                 values.append(allocate((len(locations), *cell.column.shape), cell.element))
                 values[-1].fill(0)
         bounds = [0, len(locations)]
-        if sum(column.nbytes for column in values) >= MANY_BYTES:
+        if sum(column.nbytes for column in values) >= MANY_CELLS:
             most = offsets[int(np.argmax(lengths))]  # of the longest column: parts of equal length
             inner = np.searchsorted(most, np.arange(1, PARTS) * (most[-1] / PARTS))
             bounds = [0, *inner.tolist(), len(locations)]
