@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from recollect.errors import InvalidValue, OutOfPrompts, RecollectError, shown
+from recollect.errors import InvalidValue, JournalError, OutOfPrompts, RecollectError, shown
 from recollect.production.consumption import Consumption
 from recollect.production.generators.base import Generator
 from recollect.production.pending import Flight, Pending
@@ -148,21 +148,23 @@ class Context:
         """Start up to n new prompts, while there are prompts and room; returns how many."""
         reserved = self.room.reserve(n)
         started = 0
-        while started < reserved and not self.stopping:
-            try:
-                group = self.prompts.next()
-            except OutOfPrompts:
-                self.exhausted = True
-                break
-            self.exhausted = False
-            self._adopt(group)
-            if not self._start(group, None, run, limit):
-                self.prompts.give_back(group)
-                break
-            started += 1
-        self.room.give_back(reserved - started)
-        if started < reserved:
-            self.room.stop()  # room is not what is lacking: who waited for it would wake us at once
+        try:
+            while started < reserved and not self.stopping:
+                try:
+                    group = self.prompts.next()
+                except OutOfPrompts:
+                    self.exhausted = True
+                    break
+                self.exhausted = False
+                self._adopt(group)
+                if not self._start(group, None, run, limit):
+                    self.prompts.give_back(group)
+                    break
+                started += 1
+        finally:
+            self.room.give_back(reserved - started)
+            if started < reserved:
+                self.room.stop()  # room is not what is lacking: who waited would wake us at once
         return started
 
     def start_stored(self, n: int, status: Status, run: Run, limit: int) -> int:
@@ -211,9 +213,12 @@ class Context:
     def _return(self, group: Group) -> None:
         if any(rollout.num_tokens for rollout in group):
             try:
-                self.buffer.sync.put(group)  # into the room that was reserved, so it never waits
+                self.buffer.sync._run(self.buffer._core.put(group, None)._replace(timeout=0))
                 return
-            except RecollectError:  # closed meanwhile: the source still takes the prompt
+            except JournalError as error:  # it is stored, and nobody knows whether it would survive
+                self.conditions.fail(error)
+                return
+            except RecollectError:  # closed meanwhile, or leases hold all bytes: the source takes it
                 pass
         self.room.give_back()
         self.prompts.give_back(prompt_of(group))

@@ -86,5 +86,8 @@ def generators_of(contexts: Contexts) -> list[Generator]:
 
 
 async def each_generator(contexts: Contexts, call: Callable[[Generator], Awaitable[None]]) -> None:
-    """Call all of them at once."""
-    await asyncio.gather(*(call(generator) for generator in generators_of(contexts)))
+    """Call all of them at once, and wait for all; then the first failure is raised."""
+    calls = (call(generator) for generator in generators_of(contexts))
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result

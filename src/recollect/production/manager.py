@@ -173,7 +173,10 @@ class Manager:
             if self._closed:
                 raise ProductionError("continue_: production was shut down; make a new manager")
             await each_generator(self.contexts, lambda each: each.continue_(version))
-            self._go(version)
+            if not self._closed:
+                self._go(version)
+                return
+        await each_generator(self.contexts, ask_to_pause)  # the end came meanwhile, and stays
 
     async def set_version(self, version: int, *, abort_hopeless: bool = True) -> int:
         """New weights while generations run: nothing is drained; returns how many were aborted.
@@ -196,6 +199,8 @@ class Manager:
         step = self.buffer.train_step  # nothing that comes now is trained before it
         aborted = 0
         for context in self.contexts.values():
+            if not context.task.strategy.ages:
+                continue
             rule = context.staleness
             hopeless = [f for f in context.pending.in_flight if rule.is_expired(step, f.oldest)]
             for flight in context.pending.cancel(hopeless):
