@@ -342,6 +342,22 @@ def test_an_annotation_between_two_event_loops_is_judged_in_the_second():
     assert asyncio.run(main()) == ["early"]
 
 
+def test_a_manager_goes_on_in_another_event_loop_when_the_first_has_ended():
+    buffer = rc.RolloutBuffer(staleness=rc.Staleness(max_staleness=100))
+    manager = managed(DisaggregatedManager, buffer, generator=Timed(0.0))
+
+    async def life(step, end):
+        manager.start(2)
+        result = await manager.get_batch(2, step)
+        await manager.confirm(result)
+        if end:
+            await manager.shutdown()
+        return names(result)
+
+    first, second = asyncio.run(life(1, False)), asyncio.run(life(2, True))
+    assert len({*first, *second}) == 4
+
+
 # -- room -----------------------------------------------------------------------------------------
 def test_a_source_that_fails_keeps_no_room():
     async def main():
@@ -504,7 +520,7 @@ def test_times_that_nobody_reads_are_bounded(monkeypatch):
             await manager.buffer.confirm(taken.lease, step)
             await manager.set_version(step)
         found = manager.progress["math"].window
-        assert len(found.times) == 16
+        assert 16 <= len(found.times) < 32
         assert found.groups >= 80
         assert len(manager.contexts["math"].durations) <= 16
         await manager.shutdown()
@@ -551,12 +567,22 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
         manager = managed(DisaggregatedManager, buffer)
         manager.start(2)
         waiting = asyncio.create_task(manager.get_batch(2, 1, lease=False))
-        asyncio.get_running_loop().call_at(1.0, waiting.cancel)  # as the groups are there
+
+        async def interrupt():  # about as the groups are there
+            await asyncio.sleep(1.0)
+            for _ in range(seed % 10):
+                await asyncio.sleep(0)
+            waiting.cancel()
+
+        interrupting = asyncio.create_task(interrupt())
         try:
             got = names(await waiting)
         except asyncio.CancelledError:
             got = []
+        await interrupting
         await settle()
+        manager.look()
+        assert manager.progress["math"].consumed == len(got)
         rest = names(await manager.get_batch(2, 1, lease=False)) if not got else got
         assert len(set(rest)) == 2
         await manager.pause()
@@ -566,7 +592,7 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
         await manager.shutdown()
         return bool(got)
 
-    found = [run(main(seed), seed=seed) for seed in range(150)]
+    found = [run(main(seed), seed=seed) for seed in range(60)]
     assert any(found)
     assert not all(found)
 

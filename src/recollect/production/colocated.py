@@ -8,7 +8,7 @@ from recollect.arguments import whole
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import leased, take_unless
+from recollect.production.taking import take_unless
 from recollect.rollouts.groups import TakenBatch
 
 
@@ -61,15 +61,13 @@ class ColocatedManager(Manager):
             if status is State.RUNNING:
                 self.progress.produced()
                 found = await take_unless(
-                    self.buffer, sizes, step, lease, self._changed, self._falls_short
+                    self._consumption, sizes, step, lease, self._changed, self._falls_short
                 )
                 if found is State.RUNNING:  # late rewards were judged, and some are missing now
                     continue
-            elif status is State.FINISHED and not self._closed:  # the last of the last prompts
-                rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
-                if any(rest.values()):
-                    found = await leased(self.buffer, rest, step, lease)
             taken = found if isinstance(found, TakenBatch) else None
+            if status is State.FINISHED:  # the last of the last prompts
+                taken = await self._rest(sizes, step, lease)
             if taken is not None:
                 self.progress.consume(step + 1)
                 self.look()

@@ -7,6 +7,7 @@ step that is produced. Strategies read them; the manager sets them.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class Context:
         self.room = Room(buffer, task.name, conditions.changed, conditions.fail)
         self.batch = 0
         self.exhausted = False
-        self.durations: dict[str, float] = {}
+        self.durations: OrderedDict[str, float] = OrderedDict()  # the first is found at once
         self._progress = progress
         self._consumption = consumption
 
@@ -226,5 +227,5 @@ class Context:
     def remember(self, group_id: str, seconds: float) -> None:
         """How long a stored group took; the oldest are forgotten where nobody takes them."""
         if len(self.durations) >= REMEMBERED:
-            del self.durations[next(iter(self.durations))]
+            self.durations.popitem(last=False)
         self.durations[group_id] = seconds

@@ -17,7 +17,7 @@ from recollect.errors import ProductionError
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import leased, take_unless
+from recollect.production.taking import take_unless
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 
@@ -56,6 +56,10 @@ class DisaggregatedManager(Manager):
         # The signal's count when a target last grew, and when the look began that last found all
         # prompts used up: it says something about targets that were there by then.
         self._asked_at = self._exhausted_at = 0
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._background = []  # that of an event loop that ended is over
+        super()._begin(loop)
 
     # -- producing --------------------------------------------------------------------------------
     def start(self, batch_size: BatchSize, *, version: int | None = None) -> None:
@@ -101,6 +105,8 @@ class DisaggregatedManager(Manager):
         progress = self.progress
         looked = self._changed.count
         self.look()
+        if self.buffer.train_step > progress.consumer_step:  # of a trainer who asks the buffer
+            progress.consume(self.buffer.train_step)
         missing = [name for name, counts in progress.items() if counts.shortage > 0]
         if not missing:
             progress.produced()  # also where the last ones came while production was paused
@@ -194,7 +200,7 @@ class DisaggregatedManager(Manager):
             try:
                 await self._move_to(step + 1)
             except BaseException:  # who gets no batch must hold none
-                self.buffer.sync.give_back(taken.lease)
+                self._consumption.untake(taken)
                 raise
         return self._result(status, step, sizes, taken, began)
 
@@ -225,22 +231,12 @@ class DisaggregatedManager(Manager):
         """Wait for a batch in the buffer, or for a reason not to."""
         self._asked_at = self._changed.count  # prompts may have been given back before this call
         verdict = partial(self._verdict, sizes, step)
-        found = await take_unless(self.buffer, sizes, step, lease, self._changed, verdict)
+        found = await take_unless(self._consumption, sizes, step, lease, self._changed, verdict)
         if isinstance(found, TakenBatch):
             return found, self._state if self._state is State.OUTDATED else State.RUNNING
         if found is State.FINISHED and not self._closed:
             return await self._rest(sizes, step, lease), found
         return None, found
-
-    async def _rest(
-        self, sizes: Mapping[str, int], step: int, lease: float | bool
-    ) -> TakenBatch | None:
-        """The last groups, fewer than were asked for."""
-        self.look()
-        rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
-        if not any(rest.values()):
-            return None
-        return await leased(self.buffer, rest, step, lease)
 
     def _verdict(self, sizes: Mapping[str, int], step: int) -> State | None:
         """Why waiting for a batch is in vain, None where it is not; raises what went wrong."""

@@ -101,9 +101,7 @@ async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[
         status = _checked(group, flight, "reward")
         if status is not Status.COMPLETED:
             return group, status
-    if task.valid is None:
-        ctx.progress.window.score(group)
-    elif ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
+    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
         ctx.progress.window.score(group)
         if not await strategy.judge(ctx, group):
             status = Status.FILTERED
@@ -169,7 +167,7 @@ async def _settle(
         await strategy.aborted(ctx, flight, group)
         return
     seconds = asyncio.get_running_loop().time() - flight.started_at
-    ctx.progress.window.times.append(seconds)
+    ctx.progress.window.took(seconds)
     if status is Status.COMPLETED:
         await strategy.completed(ctx, flight, group, seconds)
     elif status is Status.FAILED:

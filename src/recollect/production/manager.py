@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -29,7 +30,9 @@ from recollect.production.pending import Flight
 from recollect.production.progress import Handed, Progress
 from recollect.production.results import BatchResult, State, durations_of, log
 from recollect.production.saving import CheckpointSaving
+from recollect.production.signals import Signal
 from recollect.production.strategies import Outcome
+from recollect.production.taking import take_unless
 from recollect.production.task import Task
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
@@ -78,6 +81,7 @@ class Manager:
         }
         for name in self.tasks:
             buffer.staleness(name)  # a task without a rule is told now
+        self.progress.begin_with({name: self._consumption.look(name) for name in self.tasks})
         self._changed = self._conditions.changed
         self._state = State.PAUSED
         self._closed = self._restored = False
@@ -272,6 +276,30 @@ class Manager:
         self._changed.notify()
         return returned
 
+    async def _rest(
+        self, sizes: Mapping[str, int], step: int, lease: float | bool
+    ) -> TakenBatch | None:
+        """The last groups, fewer than were asked for; late rewards may make them fewer still."""
+        while not self._closed:
+            self.look()
+            rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
+            if not any(rest.values()):
+                return None
+            found = await take_unless(
+                self._consumption, rest, step, lease, self._changed, partial(self._fewer_than, rest)
+            )
+            if isinstance(found, TakenBatch):
+                return found
+        return None
+
+    def _fewer_than(self, rest: Mapping[str, int]) -> State | None:
+        """Why waiting for what is left is in vain; raises what went wrong."""
+        if self.error is not None:
+            raise self.error
+        self.look()
+        fewer = any(self.progress[task].completed < n for task, n in rest.items())
+        return State.FINISHED if self._closed or fewer else None
+
     def _result(
         self,
         status: State,
@@ -282,6 +310,7 @@ class Manager:
     ) -> BatchResult:
         """Make a result, read the windows, and log it."""
         now = asyncio.get_running_loop().time()
+        self._judge.collect()
         windows = self.progress.read(now, asked)
         times = [seconds for window in windows.values() for seconds in window.times]
         result = BatchResult(
@@ -326,7 +355,14 @@ class Manager:
         """Go back to a checkpoint; returns the version of its weights. The manager is paused then,
         and nothing is produced until `continue_`."""
         self._bind()
-        return await restoring.restore(self, path, **options)
+        async with self._turn:
+            return await restoring.restore(self, path, **options)
+
+    def stop_for_restore(self) -> None:
+        """Prompts and buffer are about to change: nobody produces from them meanwhile."""
+        self._begins_with = None
+        self._stop()
+        self._state = State.PAUSED
 
     def restored(self, version: int) -> None:
         """Prompts, buffer and progress are those of a checkpoint now."""
@@ -339,6 +375,8 @@ class Manager:
         for context in self.contexts.values():
             context.exhausted = False
             context.durations.clear()
+        self._judge.look_again()
+        self._changed.notify()
 
     async def shutdown(self) -> None:
         """The end: nothing more is produced, and who waits gets an empty batch.
@@ -357,8 +395,9 @@ class Manager:
     # -- what runs beside -------------------------------------------------------------------------
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Judge what is annotated late, and show bars, where there is anything of it."""
+        self._beside, self._turn = [], asyncio.Lock()  # those of an event loop that ended are over
         if self._judge.needed:
-            self._judge.begin(lambda: loop.call_soon_threadsafe(self._changed.notify))
+            self._judge.begin(partial(wake, loop, self._changed))
             self._beside.append(loop.create_task(self._judge.run()))
         if self.bars.shown:
             self._beside.append(loop.create_task(self._show_bars()))
@@ -396,6 +435,12 @@ class Manager:
                 "a manager lives on one event loop; from other threads, use manager.sync"
             )
         return running
+
+
+def wake(loop: asyncio.AbstractEventLoop, changed: Signal) -> None:
+    """Let those who wait on a loop look again, from any thread; nobody waits on one that ended."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(changed.notify)
 
 
 def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:

@@ -118,6 +118,12 @@ class Progress(Mapping[str, TaskProgress]):
         """The last planned step was produced normally."""
         self.future_step = self.target_step + 1
 
+    def begin_with(self, handed: Mapping[str, Handed]) -> None:
+        """What a buffer has confirmed before is none of ours."""
+        for task, each in handed.items():
+            self._tasks[task].seen = each.confirmed
+            self.observe(task, each)
+
     def observe(self, task: str, handed: Handed) -> TaskProgress:
         """Take over what the buffer says. It counts from its beginning, so differences count."""
         counts = self._tasks[task]

@@ -79,6 +79,7 @@ async def restore(
     snapshot = open_snapshot(path, step=step)
     restoring = _Restoring(manager, snapshot)
     restoring.match_tasks(allow_change=allow_task_change)
+    manager.stop_for_restore()
     before = {name: task.prompts.state() for name, task in manager.tasks.items()}
     try:
         restoring.restore_prompts()

@@ -143,8 +143,8 @@ class CheckpointSaving:
         saving = SnapshotSaving(
             checkpoint.path, members, kind=KIND, step=checkpoint.step, **self._options
         )
-        await in_thread(saving.__enter__)
         try:
+            await in_thread(saving.__enter__)
             self._check()  # somebody may have gone on meanwhile
             with core.table._transaction():
                 core.table._enter()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from recollect.production.consumption import Consumption
 from recollect.production.signals import Signal
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
@@ -27,7 +28,7 @@ async def leased(
 
 
 async def take_unless(
-    buffer: RolloutBuffer,
+    consumption: Consumption,
     sizes: Mapping[str, int],
     step: int,
     lease: float | bool,
@@ -39,7 +40,7 @@ async def take_unless(
     Both are looked at in turn, the batch first: a reason that comes together with the batch that
     it is about does not win over it.
     """
-    taking = asyncio.ensure_future(leased(buffer, sizes, step, lease))
+    taking = asyncio.ensure_future(leased(consumption.buffer, sizes, step, lease))
     taking.add_done_callback(lambda _: changed.notify())
     found = None
     try:
@@ -52,7 +53,7 @@ async def take_unless(
             return taking.result()
     except BaseException:
         if await _ended(taking) and taking.exception() is None:
-            buffer.sync.give_back(taking.result().lease)
+            consumption.untake(taking.result())
         raise
     assert found is not None
     return found
