@@ -714,6 +714,24 @@ def test_finding_the_lines_of_a_file_takes_no_memory_for_each_byte(tmp_path, mon
     prompts.close()
 
 
+# -- the virtual loop -----------------------------------------------------------------------------
+def test_a_thread_that_ends_as_the_loop_looks_for_it_has_had_its_say(monkeypatch):
+    async def main():
+        running = asyncio.get_running_loop()
+        said = running.create_future()
+        alive = threading.enumerate
+
+        def ends():  # it wakes the loop after that found nothing, and is not there any more
+            monkeypatch.setattr(threading, "enumerate", alive)
+            running.call_soon_threadsafe(said.set_result, "news")
+            return list(running._jumps._before)
+
+        monkeypatch.setattr(threading, "enumerate", ends)
+        return await said
+
+    assert run(main()) == "news"
+
+
 # -- bars -----------------------------------------------------------------------------------------
 def test_bars_show_what_changed_while_they_slept():
     async def main():
