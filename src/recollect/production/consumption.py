@@ -46,6 +46,8 @@ class Consumption:
             return []
         groups = self.buffer.sync.take(n, task, status)
         self._retaken[task] += len(groups)
+        with self.buffer._core.table._transaction():  # nor does it keep a task from starving
+            self.buffer._core.accounts[task].recently_taken -= len(groups)
         return list(zip(groups, groups, strict=True))  # made anew by each iteration
 
     def untake(self, taken: TakenBatch) -> None:

@@ -80,7 +80,10 @@ class DisaggregatedManager(Manager):
         waits = version is None and self._restored
         if self._conditions.stopping and not waits:  # else `continue_` came first, or will come
             self._begins_with = self.version if version is None else version
-        events = self.buffer.events("expired", "discarded", "retried", keep=0)
+        kinds = ["expired", "discarded", "retried"]
+        if self._drops():  # there may be room for a step when a trainer has taken from the buffer
+            kinds += ["taken", "confirmed"]
+        events = self.buffer.events(*kinds, keep=0)
         self._background = [
             loop.create_task(self._follow(events)),
             loop.create_task(self._run()),
@@ -140,15 +143,19 @@ class DisaggregatedManager(Manager):
 
         Else what is dropped would be missing, and be generated again, for ever.
         """
-        core = self.buffer._core
-        if core.capacity is None or core.overflow not in DROPPING:
+        capacity = self.buffer._core.capacity
+        if capacity is None or not self._drops():
             return True
         ahead = sum(counts.target - counts.consumed for counts in self.progress.values())
         more = sum(
             size + math.ceil(self.tasks[name].strategy.over_sample * size)
             for name, size in self.sizes_of(self._batch_size).items()
         )
-        return ahead <= 0 or ahead + more <= core.capacity
+        return ahead <= 0 or ahead + more <= capacity
+
+    def _drops(self) -> bool:
+        core = self.buffer._core
+        return core.capacity is not None and core.overflow in DROPPING
 
     def _outdated_for(self, step: int, missing: Collection[str]) -> bool:
         """Whether the weights are too old for a step, for some task of which groups are missing;
@@ -168,7 +175,7 @@ class DisaggregatedManager(Manager):
         """What expired or was discarded may be missing now."""
         async for batch in events:
             for event in batch:
-                if event.task in self.contexts:
+                if event.task in self.contexts and event.kind != "taken":  # the result reads those
                     self.contexts[event.task].durations.pop(event.group_id, None)
             self._changed.notify()
 

@@ -404,10 +404,11 @@ class Manager:
 
     async def _show_bars(self) -> None:
         while True:
+            seen = self._changed.count
             flying = {name: len(context.pending) for name, context in self.contexts.items()}
             self.bars.show(self._conditions.step, self.progress, flying)
             await asyncio.sleep(BARS_EVERY)  # what changes in between is seen together
-            await self._changed.after(self._changed.count)
+            await self._changed.after(seen)
 
     async def _end_beside(self) -> None:
         for task in self._beside:
