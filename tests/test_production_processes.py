@@ -97,6 +97,9 @@ def test_a_trainer_in_another_process_trains_saves_dies_and_another_goes_on(clus
     other.continue_(5)
     _, rest = ray.get(train.remote(other, 6, 2))
     assert sorted(rest) == list(range(20, 28))
+    scores = other.evaluate({"echo": 2})
+    assert [group.prompt_ids[0] for group in scores.groups["echo"]] == [28, 29]
+    assert other.confirm(scores) == 2
     assert other.pause() >= 0
     other.shutdown()
 

@@ -17,10 +17,13 @@ from recollect.production import (
     DisaggregatedManager,
     EvalStrategy,
     JsonlPrompts,
+    ListPrompts,
+    RemoteManager,
     State,
     SyncStrategy,
     Task,
 )
+from recollect.production.blocking import BlockingManager
 from recollect.production.consumption import Consumption
 from recollect.production.prompts import jsonl
 from recollect.simulation import run
@@ -600,6 +603,13 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
     assert not all(found)
 
 
+def test_a_manager_in_another_process_has_all_calls_of_one_in_another_thread():
+    def calls(face):
+        return {name for name in dir(face) if not name.startswith("_")}
+
+    assert calls(BlockingManager) - {"run"} <= calls(RemoteManager)
+
+
 # -- saving and restoring -------------------------------------------------------------------------
 def test_a_restore_stops_a_manager_that_only_waits_for_weights(tmp_path):
     async def main():
@@ -624,6 +634,73 @@ def test_a_restore_stops_a_manager_that_only_waits_for_weights(tmp_path):
         assert manager.state is State.PAUSED
         assert manager.tasks["math"].prompts.handed == ["math-0", "math-1", "math-2", "math-3"]
         await manager.shutdown()
+
+    run(main())
+
+
+def worn_out(folder):
+    """A manager whose buffer lets groups go by itself, after two uses."""
+    rule = rc.Staleness(max_staleness=100)
+    buffer = buffer_of(staleness=rule, max_uses=2, journal=folder / "journal")
+    prompts = ListPrompts([[n] for n in range(20)], seed=None)
+    return managed(DisaggregatedManager, buffer, prompts=prompts)
+
+
+def test_groups_that_wore_out_after_a_checkpoint_are_generated_again(tmp_path):
+    async def main():
+        first = worn_out(tmp_path)
+        first.start(4)
+        drawn = list(await first.buffer.sample(4, train_step=1))
+        await first.pause()
+        async with first.checkpoint(tmp_path / "one", 1, include_buffer=False):
+            pass
+        await first.buffer.sample(4, train_step=2)  # for the last time
+        first.buffer.close()
+
+        second = worn_out(tmp_path)
+        assert await second.restore(tmp_path / "one") == 1
+        second.start(4)
+        await second.continue_(1)
+        ids = {group.group_id for group in drawn}
+        assert not ids & {entry.group_id for entry in second.buffer._core.entries.values()}
+        got = []
+        while not ids <= {*got}:
+            got += names(await second.get_batch(4, 2 + len(got) // 4))
+        assert len(set(got)) == len(got)
+        await second.shutdown()
+        second.buffer.close()
+
+    run(main())
+
+
+def test_a_step_before_the_one_that_wore_groups_out_cannot_be_saved(tmp_path):
+    async def main():
+        manager = worn_out(tmp_path)
+        manager.start(4)
+        for step in (1, 2):
+            await manager.buffer.sample(4, train_step=step)
+        await manager.pause()
+        with pytest.raises(ProductionError, match="step 1 cannot be saved: groups of step 2"):
+            async with manager.checkpoint(tmp_path / "one", 1):
+                pass
+        async with manager.checkpoint(tmp_path / "two", 2):
+            pass
+        manager.buffer.close()
+
+    run(main())
+
+
+def test_leases_that_lapsed_leave_no_trace_behind_a_checkpoint(tmp_path):
+    async def main():
+        buffer = buffer_of(staleness=rc.Staleness(max_staleness=100))
+        manager = managed(ColocatedManager, buffer)
+        for _ in range(5):
+            result = await manager.produce_batch(2, 1, lease=10)
+            await asyncio.sleep(11)
+        result = await manager.produce_batch(2, 1)
+        async with manager.checkpoint(tmp_path / "zero", 0):
+            pass
+        assert list(buffer._core.steps_of) == [result.lease.id]
 
     run(main())
 

@@ -68,6 +68,9 @@ class ManagerActor:
     async def produce_batch(self, *given: Any, **named: Any) -> Sent:
         return to_send(await self._manager.produce_batch(*given, **named))
 
+    async def evaluate(self, *given: Any, **named: Any) -> Sent:
+        return to_send(await self._manager.evaluate(*given, **named))
+
     async def confirm(self, lease: LeaseLike, train_step: int) -> int:
         count: int = await self._manager.buffer.confirm(lease, train_step)
         return count
@@ -130,6 +133,9 @@ class RemoteManager:
     ) -> BatchResult:
         call = self.handle.produce_batch.remote
         return received(self._get(call(batch_size, train_step, version=version, lease=lease)))
+
+    def evaluate(self, sizes: Mapping[str, int], *, lease: float | bool = True) -> BatchResult:
+        return received(self._get(self.handle.evaluate.remote(sizes, lease=lease)))
 
     def confirm(self, result: BatchResult) -> int:
         if result.lease is None:

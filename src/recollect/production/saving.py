@@ -132,8 +132,8 @@ class CheckpointSaving:
         if unkept > self.checkpoint.step:
             raise ProductionError(
                 f"step {self.checkpoint.step} cannot be saved: groups of step {unkept} were "
-                "confirmed and not kept, so nobody could train on them again; save the last step, "
-                "or give the manager checkpoints= before it begins"
+                "trained and not kept, so nobody could train on them again; save the last step, "
+                "or give the manager checkpoints= before it begins, and the buffer no max_uses"
             )
 
     async def _save(self) -> None:
