@@ -566,6 +566,67 @@ def test_what_is_generated_again_does_not_count_as_taken_when_a_task_starves():
     run(main())
 
 
+def test_an_evaluation_that_asks_for_more_than_there_is_does_not_hold_up_training():
+    async def main():
+        buffer = buffer_of(staleness=rc.Staleness(max_staleness=3))
+        tasks = [
+            Task("math", Numbers(), Timed()),
+            Task("exam", Few(3, task="exam"), Timed(), strategy=EvalStrategy(), weight=0),
+        ]
+        manager = DisaggregatedManager(tasks, buffer)
+        manager.start(2)
+        result = await manager.evaluate({"exam": 5})
+        assert (result.status, result.taken) == (State.FINISHED, {"exam": 3})
+        await manager.confirm(result)
+        await asyncio.sleep(20)
+        assert buffer.count("math") == 8  # as far ahead as staleness allows
+        assert manager.state is State.OUTDATED
+        assert not await manager.evaluate({"exam": 1})
+        await manager.shutdown()
+
+    run(main())
+
+
+def test_training_is_not_over_where_an_evaluation_had_too_few_prompts():
+    async def main():
+        tasks = [
+            Task("math", Numbers(), Timed()),
+            Task("exam", Few(3, task="exam"), Timed(), strategy=EvalStrategy(), weight=0),
+        ]
+        manager = ColocatedManager(tasks, buffer_of())
+        result = await manager.evaluate({"exam": 5})
+        assert (result.status, result.taken) == (State.FINISHED, {"math": 0, "exam": 3})
+        result = await manager.produce_batch(2, 1)
+        assert (result.status, len(result)) == (State.RUNNING, 2)
+
+    run(main())
+
+
+def test_prompts_that_come_back_while_there_is_no_room_are_not_forgotten():
+    async def main():
+        rule = rc.Staleness(max_staleness=100)
+        buffer, prompts = buffer_of(capacity=2, staleness=rule), Few(2)
+        manager = managed(DisaggregatedManager, buffer, prompts=prompts)
+        manager.start(2)
+        first = await manager.get_batch(2, 1)
+        await manager.confirm(first)
+        await asyncio.sleep(5)
+        assert not await manager.get_batch(2, 2)  # there are no more prompts
+        assert manager.state is State.FINISHED
+        for name in ("a", "b"):
+            await buffer.put(completed(name, task="other"))
+        for group in first.groups["math"]:
+            prompts.give_back(group)
+        waiting = asyncio.create_task(manager.get_batch(2, 2))
+        await asyncio.sleep(5)
+        assert not waiting.done()  # they are there, and wait for room
+        await buffer.take(2, "other")
+        assert sorted(names(await waiting)) == sorted(names(first))
+        await manager.shutdown()
+
+    run(main())
+
+
 # -- taking ---------------------------------------------------------------------------------------
 def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
     async def main(seed):

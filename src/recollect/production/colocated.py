@@ -82,7 +82,9 @@ class ColocatedManager(Manager):
         """
         self._bind()
         step = self.buffer.train_step
-        return await self.produce_batch(sizes, step, version=self.version, lease=lease)
+        result = await self.produce_batch(sizes, step, version=self.version, lease=lease)
+        self._forgo(result.status, sizes)
+        return result
 
     async def _turn_of_generation(self, sizes: Mapping[str, int], step: int) -> State:
         """All tasks produce, and pause when the slowest is done; RUNNING where all went well."""

@@ -149,6 +149,8 @@ class Context:
         """Start up to n new prompts, while there are prompts and room; returns how many."""
         reserved = self.room.reserve(n)
         started = 0
+        if n > 0:
+            self.exhausted = False  # some may have been given back: who knows, until there is room
         try:
             while started < reserved and not self.stopping:
                 try:
@@ -156,7 +158,6 @@ class Context:
                 except OutOfPrompts:
                     self.exhausted = True
                     break
-                self.exhausted = False
                 self._adopt(group)
                 if not self._start(group, None, run, limit):
                     self.prompts.give_back(group)

@@ -223,6 +223,7 @@ class DisaggregatedManager(Manager):
         step = self.buffer.train_step
         asked = {name: size for name, size in self.sizes_of(sizes).items() if name in sizes}
         taken, status = await self._take(asked, step, lease)
+        self._forgo(status, asked)
         return self._result(status, step, asked, taken, began)
 
     async def _move_to(self, step: int) -> None:

@@ -292,6 +292,13 @@ class Manager:
                 return found
         return None
 
+    def _forgo(self, status: State, tasks: Iterable[str]) -> None:
+        """After an evaluation: what its prompts did not suffice for must not hold up training."""
+        if status is State.FINISHED:
+            self.look()
+            self.progress.forgo(tasks)
+            self._changed.notify()
+
     def _fewer_than(self, rest: Mapping[str, int]) -> State | None:
         """Why waiting for what is left is in vain; raises what went wrong."""
         if self.error is not None:

@@ -154,6 +154,12 @@ class Progress(Mapping[str, TaskProgress]):
                 counts.target, raised = counts.consumed + size, True
         return raised
 
+    def forgo(self, tasks: Iterable[str]) -> None:
+        """An evaluation had fewer prompts than were asked for: nobody waits for the rest."""
+        for task in tasks:
+            counts = self._tasks[task]
+            counts.target = min(counts.target, counts.available)
+
     def consume(self, step: int) -> None:
         """The trainer is at a step: plans of earlier ones are over, and none is made for them."""
         self.consumer_step = step
