@@ -58,7 +58,8 @@ def train(manager, first, steps, folder=None):
     """A trainer: another process, which knows the manager only."""
     trained = []
     for step in range(first, first + steps):
-        result = manager.get_batch(4, step)
+        result = manager.get_batch(4, step, lease=60)
+        manager.renew(result, 600)
         trained += [group.prompt_ids[0] for group in result.groups["echo"]]
         manager.confirm(result)
         manager.set_version(step)

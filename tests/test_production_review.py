@@ -10,7 +10,7 @@ import pytest
 from production_parts import Numbers, Timed, buffer_of, completed, names, settle
 
 import recollect as rc
-from recollect.errors import JournalError, OutOfPrompts, ProductionError
+from recollect.errors import JournalError, OutOfPrompts, ProductionError, SnapshotError
 from recollect.production import (
     AsyncStrategy,
     ColocatedManager,
@@ -650,7 +650,7 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
         await settle()
         manager.look()
         assert manager.progress["math"].consumed == len(got)
-        rest = names(await manager.get_batch(2, 1, lease=False)) if not got else got
+        rest = got or names(await manager.get_batch(2, 1, lease=False))
         assert len(set(rest)) == 2
         await manager.pause()
         left = {entry.group_id for entry in buffer._core.entries.values()}
@@ -669,6 +669,18 @@ def test_a_manager_in_another_process_has_all_calls_of_one_in_another_thread():
         return {name for name in dir(face) if not name.startswith("_")}
 
     assert calls(BlockingManager) - {"run"} <= calls(RemoteManager)
+
+
+def test_a_lease_is_renewed_by_who_needs_longer():
+    async def main():
+        manager = managed(ColocatedManager, buffer_of())
+        result = await manager.produce_batch(2, 1, lease=10)
+        await asyncio.sleep(9)
+        await manager.renew(result, 10)
+        await asyncio.sleep(9)
+        assert await manager.confirm(result) == 2
+
+    run(main())
 
 
 # -- saving and restoring -------------------------------------------------------------------------
@@ -762,6 +774,18 @@ def test_leases_that_lapsed_leave_no_trace_behind_a_checkpoint(tmp_path):
         async with manager.checkpoint(tmp_path / "zero", 0):
             pass
         assert list(buffer._core.steps_of) == [result.lease.id]
+
+    run(main())
+
+
+def test_a_storage_that_cannot_be_saved_is_told_before_the_trainer_writes(tmp_path):
+    async def main():
+        manager = managed(ColocatedManager, buffer_of(storage=rc.FrameStorage()))
+        wrote = []
+        with pytest.raises(SnapshotError, match="in FrameStorage; save with include_buffer=False"):
+            async with manager.checkpoint(tmp_path / "one", 1):
+                wrote.append("weights")
+        assert wrote == []
 
     run(main())
 

@@ -75,6 +75,9 @@ class ManagerActor:
         count: int = await self._manager.buffer.confirm(lease, train_step)
         return count
 
+    async def renew(self, lease: LeaseLike, seconds: float) -> None:
+        await self._manager.buffer.renew(lease, seconds)
+
     async def give_back(self, lease: LeaseLike) -> int:
         return await give_back(self._manager, lease)
 
@@ -142,6 +145,10 @@ class RemoteManager:
             return 0
         count: int = self._get(self.handle.confirm.remote(result.lease, result.train_step))
         return count
+
+    def renew(self, result: BatchResult, seconds: float) -> None:
+        if result.lease is not None:
+            self._get(self.handle.renew.remote(result.lease, seconds))
 
     def give_back(self, result: BatchResult) -> int:
         if result.lease is None:

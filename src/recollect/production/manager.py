@@ -177,10 +177,8 @@ class Manager:
             if self._closed:
                 raise ProductionError("continue_: production was shut down; make a new manager")
             await each_generator(self.contexts, lambda each: each.continue_(version))
-            if not self._closed:
-                self._go(version)
-                return
-        await each_generator(self.contexts, ask_to_pause)  # the end came meanwhile, and stays
+            if not self._go(version):  # the end came meanwhile, and stays
+                await each_generator(self.contexts, ask_to_pause)
 
     async def set_version(self, version: int, *, abort_hopeless: bool = True) -> int:
         """New weights while generations run: nothing is drained; returns how many were aborted.
@@ -219,13 +217,17 @@ class Manager:
             context.room.stop()
         self._changed.notify()
 
-    def _go(self, version: int) -> None:
+    def _go(self, version: int) -> bool:
+        """Producers may go on; says whether they do."""
+        if self._closed:
+            return False
         conditions = self._conditions
         conditions.version = version
         conditions.error = None
         conditions.stopping = False
         self._state = State.RUNNING
         conditions.changed.notify()
+        return True
 
     # -- producing --------------------------------------------------------------------------------
     async def _produce(self, sizes: Mapping[str, int], step: int) -> list[Outcome]:
@@ -266,6 +268,12 @@ class Manager:
         if result.lease is None:
             return 0
         return await self.buffer.confirm(result.lease, result.train_step)
+
+    async def renew(self, result: BatchResult, seconds: float) -> None:
+        """Hold the groups of a result for so many seconds from now; for leases with a deadline."""
+        self._bind()
+        if result.lease is not None:
+            await self.buffer.renew(result.lease, seconds)
 
     async def give_back(self, result: BatchResult) -> int:
         """The groups of a result were not trained: they come again first; returns how many."""

@@ -111,7 +111,7 @@ class JumpingSelector(selectors.DefaultSelector):
         """No timer to jump to: only a thread or a socket can go on from here."""
         sockets = len(self.get_map()) > 1  # one is the loop's own, for waking it from threads
         others = self.holds or sockets or set(threading.enumerate()) - self._before
-        found = super().select(PATIENCE if others else 0)  # the last of them may have ended just now
+        found = super().select(PATIENCE if others else 0)  # one may have ended just now
         if found:
             return found
         raise self._standstill("nothing is ready and there is no timer to wait for")
