@@ -602,6 +602,37 @@ def test_training_is_not_over_where_an_evaluation_had_too_few_prompts():
     run(main())
 
 
+@pytest.mark.parametrize("kind", [ColocatedManager, DisaggregatedManager])
+def test_an_evaluation_that_was_broken_off_leaves_no_answers_of_old_weights(kind):
+    async def main():
+        generator = Timed(lambda group: 1.0 + int(group.group_id.split("-")[1]))
+        exam = Task("exam", Numbers("exam"), generator, strategy=EvalStrategy(), weight=0)
+        tasks = [Task("math", Numbers(), Timed()), exam]
+        manager = kind(tasks, buffer_of())
+        if kind is DisaggregatedManager:
+            manager.start(2)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2.5):
+                await manager.evaluate({"exam": 4})
+        await manager.pause()
+        await manager.continue_(1)
+        stored = manager.buffer.count("exam")
+        assert stored >= 2
+        result = await manager.evaluate({"exam": 4})
+        assert {group.extras["version"] for group in result.groups["exam"]} == {1}
+        assert sorted(names(result)) == ["exam-0", "exam-1", "exam-2", "exam-3"]
+        await manager.confirm(result)
+
+        asked = len(generator.started)
+        result = await manager.evaluate({"exam": 2})
+        await manager.give_back(result)
+        assert names(await manager.evaluate({"exam": 2})) == names(result)
+        assert len(generator.started) == asked + 2  # what is of these weights is good
+        await manager.shutdown()
+
+    run(main())
+
+
 def test_prompts_that_come_back_while_there_is_no_room_are_not_forgotten():
     async def main():
         rule = rc.Staleness(max_staleness=100)
@@ -650,6 +681,7 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
         await settle()
         manager.look()
         assert manager.progress["math"].consumed == len(got)
+        assert buffer.accounts()["math"]["leased"] == 0
         rest = got or names(await manager.get_batch(2, 1, lease=False))
         assert len(set(rest)) == 2
         await manager.pause()

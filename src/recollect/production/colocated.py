@@ -61,7 +61,7 @@ class ColocatedManager(Manager):
             if status is State.RUNNING:
                 self.progress.produced()
                 found = await take_unless(
-                    self._consumption, sizes, step, lease, self._changed, self._falls_short
+                    self.buffer, sizes, step, lease, self._changed, self._falls_short
                 )
                 if found is State.RUNNING:  # late rewards were judged, and some are missing now
                     continue
@@ -71,7 +71,7 @@ class ColocatedManager(Manager):
             if taken is not None:
                 self.progress.consume(step + 1)
                 self.look()
-            return self._result(status, step, sizes, taken, began)
+            return self._result(status, step, sizes, taken, lease, began)
 
     async def evaluate(
         self, sizes: Mapping[str, int], *, lease: float | bool = True
@@ -82,6 +82,7 @@ class ColocatedManager(Manager):
         """
         self._bind()
         step = self.buffer.train_step
+        self._begin_evaluation(name for name, size in self.sizes_of(sizes).items() if size)
         result = await self.produce_batch(sizes, step, version=self.version, lease=lease)
         self._forgo(result.status, sizes)
         return result

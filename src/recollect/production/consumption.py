@@ -12,7 +12,6 @@ from collections import Counter
 from recollect.production.progress import Handed
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
-from recollect.rollouts.groups import TakenBatch
 from recollect.rollouts.rollout import Status
 
 
@@ -20,12 +19,12 @@ class Consumption:
     """Looks at a buffer on behalf of those who fill it."""
 
     def __init__(self, buffer: RolloutBuffer) -> None:
-        self.buffer = buffer
+        self._buffer = buffer
         self._retaken: Counter[str] = Counter()
 
     def look(self, task: str) -> Handed:
         """The counts of a task, all under one lock; what moves between them is in one of them."""
-        core = self.buffer._core
+        core = self._buffer._core
         storage = core.storage
         with core.table._transaction():
             core.enter()
@@ -42,19 +41,10 @@ class Consumption:
 
         Immediate: the caller has them in flight before anybody else runs.
         """
-        if n <= 0 or not self.buffer.count(task, status):
+        if n <= 0 or not self._buffer.count(task, status):
             return []
-        groups = self.buffer.sync.take(n, task, status)
+        groups = self._buffer.sync.take(n, task, status)
         self._retaken[task] += len(groups)
-        with self.buffer._core.table._transaction():  # nor does it keep a task from starving
-            self.buffer._core.accounts[task].recently_taken -= len(groups)
+        with self._buffer._core.table._transaction():  # nor does it keep a task from starving
+            self._buffer._core.accounts[task].recently_taken -= len(groups)
         return list(zip(groups, groups, strict=True))  # made anew by each iteration
-
-    def untake(self, taken: TakenBatch) -> None:
-        """Whoever took a batch does not get it, so nobody has consumed it. Immediate."""
-        if taken.lease is not None:
-            self.buffer.sync.give_back(taken.lease)
-            return
-        for group in taken.all:
-            self.buffer.sync._run(self.buffer._core.put(group, None)._replace(timeout=0))
-            self._retaken[group.task] += 1

@@ -207,9 +207,9 @@ class DisaggregatedManager(Manager):
             try:
                 await self._move_to(step + 1)
             except BaseException:  # who gets no batch must hold none
-                self._consumption.untake(taken)
+                self.buffer.sync.give_back(taken.lease)
                 raise
-        return self._result(status, step, sizes, taken, began)
+        return self._result(status, step, sizes, taken, lease, began)
 
     async def evaluate(
         self, sizes: Mapping[str, int], *, lease: float | bool = True
@@ -222,9 +222,10 @@ class DisaggregatedManager(Manager):
         began = self._bind().time()
         step = self.buffer.train_step
         asked = {name: size for name, size in self.sizes_of(sizes).items() if name in sizes}
+        self._begin_evaluation(asked)
         taken, status = await self._take(asked, step, lease)
         self._forgo(status, asked)
-        return self._result(status, step, asked, taken, began)
+        return self._result(status, step, asked, taken, lease, began)
 
     async def _move_to(self, step: int) -> None:
         """The trainer is at a step: what is too old for it expires, and may be produced again."""
@@ -239,7 +240,7 @@ class DisaggregatedManager(Manager):
         """Wait for a batch in the buffer, or for a reason not to."""
         self._asked_at = self._changed.count  # prompts may have been given back before this call
         verdict = partial(self._verdict, sizes, step)
-        found = await take_unless(self._consumption, sizes, step, lease, self._changed, verdict)
+        found = await take_unless(self.buffer, sizes, step, lease, self._changed, verdict)
         if isinstance(found, TakenBatch):
             return found, self._state if self._state is State.OUTDATED else State.RUNNING
         if found is State.FINISHED and not self._closed:

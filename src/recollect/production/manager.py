@@ -32,7 +32,7 @@ from recollect.production.results import BatchResult, State, durations_of, log
 from recollect.production.saving import CheckpointSaving
 from recollect.production.signals import Signal
 from recollect.production.strategies import Outcome
-from recollect.production.taking import take_unless
+from recollect.production.taking import take_unless, unleased
 from recollect.production.task import Task
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
@@ -294,11 +294,17 @@ class Manager:
             if not any(rest.values()):
                 return None
             found = await take_unless(
-                self._consumption, rest, step, lease, self._changed, partial(self._fewer_than, rest)
+                self.buffer, rest, step, lease, self._changed, partial(self._fewer_than, rest)
             )
             if isinstance(found, TakenBatch):
                 return found
         return None
+
+    def _begin_evaluation(self, tasks: Iterable[str]) -> None:
+        """What one that was broken off left behind may be of other weights."""
+        for name in tasks:
+            if not self.contexts[name].task.strategy.ages:
+                self.contexts[name].send_home_old()
 
     def _forgo(self, status: State, tasks: Iterable[str]) -> None:
         """After an evaluation: what its prompts did not suffice for must not hold up training."""
@@ -321,9 +327,12 @@ class Manager:
         step: int,
         asked: Mapping[str, int],
         taken: TakenBatch | None,
+        lease: float | bool,
         began: float,
     ) -> BatchResult:
         """Make a result, read the windows, and log it."""
+        if taken is not None and lease is False:
+            unleased(self.buffer, taken, step)
         now = asyncio.get_running_loop().time()
         self._judge.collect()
         windows = self.progress.read(now, asked)

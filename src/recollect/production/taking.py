@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from recollect.production.consumption import Consumption
 from recollect.production.signals import Signal
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
@@ -18,8 +17,12 @@ V = TypeVar("V")
 async def leased(
     buffer: RolloutBuffer, sizes: Mapping[str, int], step: int, lease: float | bool
 ) -> TakenBatch:
-    """Take a batch; whoever is cancelled here, or while a journal is written, holds none."""
+    """Take a batch; whoever is cancelled here, or while a journal is written, holds none.
+
+    So there is a lease in any case. Who wanted none gets rid of it by `unleased`.
+    """
     owner = new_id()
+    lease = True if lease is False else lease
     try:
         return await buffer.take_batch(sizes, train_step=step, lease=lease, owner=owner)
     except BaseException:
@@ -27,8 +30,14 @@ async def leased(
         raise
 
 
+def unleased(buffer: RolloutBuffer, taken: TakenBatch, step: int) -> None:
+    """A batch is for good who took it: it counts as trained. Immediate."""
+    buffer.sync.confirm(taken.lease, step)
+    taken.all._whole.info.lease = None
+
+
 async def take_unless(
-    consumption: Consumption,
+    buffer: RolloutBuffer,
     sizes: Mapping[str, int],
     step: int,
     lease: float | bool,
@@ -40,7 +49,7 @@ async def take_unless(
     Both are looked at in turn, the batch first: a reason that comes together with the batch that
     it is about does not win over it.
     """
-    taking = asyncio.ensure_future(leased(consumption.buffer, sizes, step, lease))
+    taking = asyncio.ensure_future(leased(buffer, sizes, step, lease))
     taking.add_done_callback(lambda _: changed.notify())
     found = None
     try:
@@ -53,7 +62,7 @@ async def take_unless(
             return taking.result()
     except BaseException:
         if await _ended(taking) and taking.exception() is None:
-            consumption.untake(taking.result())
+            buffer.sync.give_back(taking.result().lease)
         raise
     assert found is not None
     return found
