@@ -822,6 +822,41 @@ def test_a_storage_that_cannot_be_saved_is_told_before_the_trainer_writes(tmp_pa
     run(main())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_a_restore_that_is_cancelled_is_complete_or_did_not_begin(turns, tmp_path):
+    def life():
+        buffer = buffer_of(staleness=rc.Staleness(max_staleness=100))
+        prompts = ListPrompts([[n] for n in range(8)], seed=None, epochs=1)
+        return managed(
+            ColocatedManager, buffer, prompts=prompts, strategy=AsyncStrategy(over_sample=1)
+        )
+
+    async def main():
+        first = life()
+        result = await first.produce_batch(2, 1)
+        done = {int(group.prompt_ids[0]) for group in result.groups["math"]}
+        await first.confirm(result)
+        assert first.buffer.count() == 2  # for the next step
+        async with first.checkpoint(tmp_path / "one", 1):
+            pass
+        second = life()
+        going = asyncio.create_task(second.restore(tmp_path / "one"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait([going])
+        trained = []
+        async with asyncio.timeout(100):
+            while result := await second.produce_batch(2, 2):
+                trained += [int(group.prompt_ids[0]) for group in result.groups["math"]]
+                await second.confirm(result)
+        begun = second.progress["math"].consumed - len(trained)
+        assert sorted(trained) == sorted({*range(8)} - (done if begun else set()))
+        await second.shutdown()
+
+    run(main())
+
+
 def test_a_save_that_is_cancelled_early_does_not_keep_others_from_saving(tmp_path):
     async def main():
         manager = managed(ColocatedManager, rc.RolloutBuffer())
