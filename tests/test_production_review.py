@@ -362,6 +362,31 @@ def test_a_manager_goes_on_in_another_event_loop_when_the_first_has_ended():
     assert len({*first, *second}) == 4
 
 
+@pytest.mark.parametrize("strategy", [SyncStrategy(), AsyncStrategy()])
+def test_a_source_that_takes_nothing_back_loses_only_what_it_was_given(strategy):
+    async def main():
+        prompts = Numbers()
+        buffer = buffer_of(capacity=8, staleness=rc.Staleness(max_staleness=9))
+        manager = managed(DisaggregatedManager, buffer, prompts=prompts, strategy=strategy)
+        for name in "abcd":
+            rollout = rc.Rollout(response_ids=[1], versions=[0], finish_reason="abort")
+            await buffer.put(rc.Group([rollout], task="math", group_id=name, prompt_ids=[1]))
+
+        def refuse(group):
+            raise RuntimeError("read only")
+
+        prompts.give_back = refuse
+        if isinstance(strategy, AsyncStrategy):
+            manager.contexts["math"].room.reserve = lambda n: 0  # others were quicker
+        manager.start(8)
+        with pytest.raises(RuntimeError, match="read only"):
+            await manager.get_batch(8, 1)
+        assert [name for name in "abcd" if buffer.find(name) is None] == ["a"]
+        await manager.shutdown()
+
+    run(main())
+
+
 # -- room -----------------------------------------------------------------------------------------
 def test_a_source_that_fails_keeps_no_room():
     async def main():
@@ -544,6 +569,22 @@ def test_a_trainer_that_takes_from_a_buffer_that_drops_is_produced_for_between_s
             async with asyncio.timeout(60):
                 taken = await buffer.take_batch({"math": 4}, train_step=step, lease=True)
             await buffer.confirm(taken.lease, step)
+        await manager.shutdown()
+
+    run(main())
+
+
+def test_what_is_too_old_when_it_comes_is_not_counted_as_stored_complete():
+    async def main():
+        buffer = buffer_of()
+        manager = managed(DisaggregatedManager, buffer, generator=Timed(10.0))
+        manager.start(2)
+        await asyncio.sleep(5)
+        await buffer.advance(2)
+        await asyncio.sleep(7)
+        assert buffer.count("math", rc.Status.EXPIRED) == 2
+        window = manager.progress["math"].window
+        assert (window.rollouts, window.groups) == (2, 0)
         await manager.shutdown()
 
     run(main())

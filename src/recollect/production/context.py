@@ -7,7 +7,7 @@ step that is produced. Strategies read them; the manager sets them.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -172,7 +172,9 @@ class Context:
     def start_stored(self, n: int, status: Status, run: Run, limit: int) -> int:
         """Start up to n unfinished groups that the buffer has; returns how many."""
         started = 0
-        for group, original in self._consumption.retake(n, self.name, status):
+
+        def start(group: Group, original: Group) -> None:
+            nonlocal started
             if not self.room.reserve(1):
                 # Taking it made room, and another producer was quicker: no place for it now.
                 self.prompts.give_back(original)
@@ -180,22 +182,38 @@ class Context:
                 started += 1
             else:
                 self._return(original)
+
+        self._take_out(n, status, start)
         return started
 
     def send_home(self, status: Status) -> None:
         """Unfinished groups that the buffer has go back to their source, as prompts."""
-        waiting = self.stored(status)
-        for _, original in self._consumption.retake(waiting, self.name, status):
+
+        def send(_: Group, original: Group) -> None:
             self.prompts.give_back(prompt_of(original))
+
+        self._take_out(self.stored(status), status, send)
 
     def send_home_old(self) -> None:
         """What an evaluation left behind, and other weights than those of now generated, too."""
-        waiting = self.stored(Status.COMPLETED)
-        for group, _ in self._consumption.retake(waiting, self.name, Status.COMPLETED):
+
+        def send(group: Group, _: Group) -> None:
             if group.extras.get("version") == self.version and self.room.reserve(1):
                 self._return(group)
             else:
                 self.prompts.give_back(prompt_of(group))
+
+        self._take_out(self.stored(Status.COMPLETED), Status.COMPLETED, send)
+
+    def _take_out(self, n: int, status: Status, use: Callable[[Group, Group], None]) -> None:
+        """Take up to n groups out of the buffer, each for a use; the rest go back if that fails."""
+        left = deque(self._consumption.retake(n, self.name, status))
+        try:
+            while left:
+                use(*left.popleft())
+        finally:
+            for _, original in left:
+                self.buffer.sync._run(self.buffer._core.put(original, None)._replace(timeout=0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):

@@ -177,7 +177,10 @@ async def _settle(
 
 
 async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
-    """Put a group; tokens whose version nobody reported take that of the dispatch, and say so."""
+    """Put a group; tokens whose version nobody reported take that of the dispatch, and say so.
+
+    Returns its key, None where it was dropped or is too old.
+    """
     if ctx.version != flight.version:
         for rollout in group.rollouts:
             reported = 0 if rollout.versions is None else len(rollout.versions)
@@ -186,9 +189,10 @@ async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
     account = ctx.buffer._core.accounts[ctx.name]
     expired = account.expired
     key = await put(ctx, group, flight.version)
-    if account.expired != expired:
-        _check_versions(ctx, flight, group)
-    return key
+    if account.expired == expired:
+        return key
+    _check_versions(ctx, flight, group)
+    return None
 
 
 async def put(ctx: Context, group: Group, version: int | None = None) -> int | None:
