@@ -173,6 +173,18 @@ def test_a_shutdown_ends_the_wait_for_the_last_rewards(kind):
     run(main())
 
 
+def test_a_shutdown_while_rewards_are_awaited_is_the_end_of_a_colocated_step():
+    async def main():
+        manager = managed(ColocatedManager, buffer_of(needs=("reward",)), generator=Unscored())
+        waiting = asyncio.create_task(manager.produce_batch(2, 1))
+        await asyncio.sleep(5)
+        await manager.shutdown()
+        result = await waiting
+        assert (bool(result), result.status) == (False, State.FINISHED)
+
+    run(main())
+
+
 @pytest.mark.parametrize("kind", [ColocatedManager, DisaggregatedManager])
 def test_the_last_groups_are_waited_for_though_some_are_filtered_late(kind):
     async def main():
@@ -641,6 +653,37 @@ def test_training_is_not_over_where_an_evaluation_had_too_few_prompts():
         assert (result.status, len(result)) == (State.RUNNING, 2)
 
     run(main())
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_a_manager_that_only_evaluates_does_not_plan_for_ever(size):
+    async def main():
+        exam = Task("exam", Numbers("exam"), Timed(), strategy=EvalStrategy())
+        manager = DisaggregatedManager([exam], buffer_of(staleness=rc.Staleness(max_staleness=2)))
+        manager.start(size)
+        async with asyncio.timeout(100):
+            await asyncio.sleep(20)
+        assert manager.progress.target_step == 3
+        assert len(exam.prompts.handed) == 3 * size
+        result = await manager.evaluate({"exam": 8})
+        assert len(result) == 8
+        await manager.shutdown()
+
+    run(main(), limit=1000)
+
+
+def test_training_goes_on_without_a_task_that_ran_out_of_prompts_and_lost_its_weight():
+    async def main():
+        tasks = [Task("math", Numbers(), Timed()), Task("code", Few(3, task="code"), Timed())]
+        manager = ColocatedManager(tasks, buffer_of())
+        result = await manager.produce_batch(8, 1)
+        assert (result.status, result.taken) == (State.FINISHED, {"math": 4, "code": 3})
+        await manager.confirm(result)
+        tasks[1].weight = 0
+        result = await manager.produce_batch(8, 2)
+        assert (result.status, result.taken) == (State.RUNNING, {"math": 8, "code": 0})
+
+    run(main(), limit=1000)
 
 
 @pytest.mark.parametrize("kind", [ColocatedManager, DisaggregatedManager])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from recollect.arguments import whole
 from recollect.production.manager import BatchSize, Manager
@@ -57,16 +58,20 @@ class ColocatedManager(Manager):
             self.progress.plan_only(step, sizes)
             self.progress.consume(step)
             status = await self._turn_of_generation(sizes, step)
-            found: TakenBatch | State = status
+            taken = None
             if status is State.RUNNING:
                 self.progress.produced()
+                falls_short = partial(self._falls_short, sizes)
                 found = await take_unless(
-                    self.buffer, sizes, step, lease, self._changed, self._falls_short
+                    self.buffer, sizes, step, lease, self._changed, falls_short
                 )
                 if found is State.RUNNING:  # late rewards were judged, and some are missing now
                     continue
-            taken = found if isinstance(found, TakenBatch) else None
-            if status is State.FINISHED:  # the last of the last prompts
+                if isinstance(found, TakenBatch):
+                    taken = found
+                else:
+                    status = found
+            elif status is State.FINISHED:  # the last of the last prompts
                 taken = await self._rest(sizes, step, lease)
             if taken is not None:
                 self.progress.consume(step + 1)
@@ -96,20 +101,22 @@ class ColocatedManager(Manager):
         if self.error is not None:  # of one that was still running
             raise self.error
         self.look()
-        if self._closed or Outcome.EXHAUSTED in outcomes:
+        # What a task without a share lacks from before does not matter now.
+        shares = [outcome for size, outcome in zip(sizes.values(), outcomes, strict=True) if size]
+        if self._closed or Outcome.EXHAUSTED in shares:
             return State.FINISHED
-        if Outcome.OUTDATED in outcomes:
+        if Outcome.OUTDATED in shares:
             return State.OUTDATED
         return State.PAUSED if Outcome.STOPPED in outcomes else State.RUNNING
 
-    def _falls_short(self) -> State | None:
+    def _falls_short(self, sizes: Mapping[str, int]) -> State | None:
         """Whether what was produced is not enough any more."""
         if self._closed:
             return State.FINISHED
         if self.error is not None:
             raise self.error
         self.look()
-        short = any(counts.shortage > 0 for counts in self.progress.values())
+        short = any(self.progress[task].shortage > 0 for task, size in sizes.items() if size)
         return State.RUNNING if short else None
 
     def _version_at(self, step: int) -> int:

@@ -110,15 +110,25 @@ class Context:
         return self.buffer.staleness(self.name)
 
     @property
+    def ages(self) -> bool:
+        """Whether what its strategy produces can be too old."""
+        return self.task.strategy.ages
+
+    @property
     def outdated(self) -> bool:
         """Whether what these weights generate is too old for the step that is produced."""
         return self.outdated_for(self.conditions.step)
 
     def outdated_for(self, step: int) -> bool:
-        """The same for any step. A trainer that is ahead of it decides: what these weights generate
-        would expire when it is put, and be generated again and again."""
-        if not self.task.strategy.ages:
-            return False
+        """The same for any step."""
+        return self.ages and self.is_beyond(step)
+
+    def is_beyond(self, step: int) -> bool:
+        """Whether a step is further ahead than staleness allows, for what ages and what does not.
+
+        A trainer that is ahead of it decides: what these weights generate would expire when it is
+        put, and be generated again and again.
+        """
         return max(step, self.buffer.train_step) > self.staleness.last_step(self.version)
 
     @property

@@ -160,9 +160,12 @@ class DisaggregatedManager(Manager):
     def _outdated_for(self, step: int, missing: Collection[str]) -> bool:
         """Whether the weights are too old for a step, for some task of which groups are missing;
         where none is, for some that has a share in the next step."""
-        sizes = {} if missing else self.sizes_of(self._batch_size)
-        concerned = missing or [name for name, size in sizes.items() if size]
-        return any(self.contexts[name].outdated_for(step) for name in concerned)
+        if missing:
+            return any(self.contexts[name].outdated_for(step) for name in missing)
+        sizes = self.sizes_of(self._batch_size)
+        ages = [each for name, each in self.contexts.items() if sizes[name] and each.ages]
+        # Where nothing ages nobody would ever stop to plan.
+        return any(context.is_beyond(step) for context in ages or self.contexts.values())
 
     def _become(self, state: State) -> None:
         """Change the state, unless a pause or the end came first: those decide."""

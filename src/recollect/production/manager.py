@@ -201,7 +201,7 @@ class Manager:
         step = self.buffer.train_step  # nothing that comes now is trained before it
         aborted = 0
         for context in self.contexts.values():
-            if not context.task.strategy.ages:
+            if not context.ages:
                 continue
             rule = context.staleness
             hopeless = [f for f in context.pending.in_flight if rule.is_expired(step, f.oldest)]
@@ -303,7 +303,7 @@ class Manager:
     def _begin_evaluation(self, tasks: Iterable[str]) -> None:
         """What one that was broken off left behind may be of other weights."""
         for name in tasks:
-            if not self.contexts[name].task.strategy.ages:
+            if not self.contexts[name].ages:
                 self.contexts[name].send_home_old()
 
     def _forgo(self, status: State, tasks: Iterable[str]) -> None:
