@@ -399,6 +399,43 @@ def test_a_source_that_takes_nothing_back_loses_only_what_it_was_given(strategy)
     run(main())
 
 
+@pytest.mark.parametrize("who", ["generator", "reward", "valid", "late"])
+def test_who_is_cancelled_by_nobody_has_failed(who):
+    """A client whose connection was closed under it may raise this: it must not pass unseen."""
+
+    class Cancels(Unscored if who == "late" else Timed):
+        async def generate(self, group, *, keep_partial):
+            group = await super().generate(group, keep_partial=keep_partial)
+            if who == "generator":
+                raise asyncio.CancelledError("connection closed")
+            return group
+
+    async def cancel(group):
+        raise asyncio.CancelledError("connection closed")
+
+    async def main():
+        options = {}
+        if who in ("reward", "valid"):
+            options[who] = cancel
+        elif who == "late":
+            options["valid"] = cancel
+        buffer = buffer_of(needs=("reward",) if who == "late" else ())
+        manager = managed(DisaggregatedManager, buffer, generator=Cancels(), **options)
+        manager.start(1)
+        waiting = asyncio.create_task(manager.get_batch(1, 1))
+        await asyncio.sleep(5)
+        if who == "late":
+            for group in await buffer.claim(1, "reward"):
+                await buffer.annotate([group[0].rollout_id], 0, reward=1.0)
+        with pytest.raises(ProductionError, match="task 'math' was cancelled") as told:
+            await waiting
+        assert isinstance(told.value.__cause__, asyncio.CancelledError)
+        assert len(manager.tasks["math"].prompts.handed) == 1
+        await manager.shutdown()
+
+    run(main(), limit=1000)
+
+
 # -- room -----------------------------------------------------------------------------------------
 def test_a_source_that_fails_keeps_no_room():
     async def main():

@@ -34,12 +34,15 @@ async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
     pending = ctx.pending
     try:
         group, status = await _generated(ctx, strategy, flight)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         # Either `cancel` ended the flight, and who called it has given the prompt back: then
         # claiming fails. Or the event loop itself ends: then nobody has.
         if pending.claim(flight):
             _end(ctx, flight)
-        raise
+        if is_asked_to_end():
+            raise
+        ctx.conditions.fail(cancelled_by_itself(ctx.name, error))
+        return
     except Exception as error:
         if pending.claim(flight):
             _end(ctx, flight)
@@ -67,6 +70,22 @@ async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
         raise
     else:
         pending.done(flight)
+
+
+def is_asked_to_end() -> bool:
+    """Whether somebody cancelled what runs here, so that it was not other people's code."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def cancelled_by_itself(task: str, error: asyncio.CancelledError) -> ProductionError:
+    """What a cancellation is that nobody asked for: the failure of who raised it."""
+    told = ProductionError(
+        f"a generation of task {task!r} was cancelled, and not by production: its generator, "
+        "reward or filter raised CancelledError, as clients do whose connection was closed"
+    )
+    told.__cause__ = error
+    return told
 
 
 def _end(ctx: Context, flight: Flight) -> None:

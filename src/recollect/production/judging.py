@@ -8,6 +8,7 @@ it go. So no trainer can take a group between its reward and its verdict. Groups
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -16,6 +17,7 @@ import numpy as np
 from recollect.effects import Updated
 from recollect.errors import UnknownKey
 from recollect.production.context import Context
+from recollect.production.flying import cancelled_by_itself, is_asked_to_end
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
@@ -119,7 +121,13 @@ class Judge:
         except UnknownKey:  # it left, or expired and was generated again
             return
         context = self._contexts[group.task]
-        self._settle(key, group, await context.task.strategy.judge(context, group))
+        try:
+            valid = await context.task.strategy.judge(context, group)
+        except asyncio.CancelledError as error:
+            if is_asked_to_end():
+                raise
+            raise cancelled_by_itself(group.task, error) from error
+        self._settle(key, group, valid)
 
     def _settle(self, key: int, group: Group, valid: bool) -> None:
         """Let a group through, or let it go; unless it has expired in the meantime."""
