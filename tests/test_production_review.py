@@ -127,6 +127,21 @@ def test_a_generator_that_cannot_continue_does_not_leave_another_continuing():
     run(main())
 
 
+def test_a_generator_that_is_cancelled_as_it_begins_is_told_to_the_trainer():
+    class Cancels(Timed):
+        async def continue_(self, version):
+            raise asyncio.CancelledError
+
+    async def main():
+        manager = managed(DisaggregatedManager, buffer_of(), generator=Cancels())
+        manager.start(1)
+        with pytest.raises(ProductionError, match="a generator was cancelled"):
+            await manager.get_batch(1, 1)
+        await manager.shutdown()
+
+    run(main())
+
+
 # -- the end --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", [ColocatedManager, DisaggregatedManager])
 def test_nothing_is_produced_after_a_shutdown_that_met_continue(kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from recollect.errors import ProductionError
 from recollect.production.context import Context
 from recollect.production.generators.base import Generator
 from recollect.production.results import log
@@ -89,5 +90,7 @@ async def each_generator(contexts: Contexts, call: Callable[[Generator], Awaitab
     """Call all of them at once, and wait for all; then the first failure is raised."""
     calls = (call(generator) for generator in generators_of(contexts))
     for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, asyncio.CancelledError):  # its own: nobody would see it end us
+            raise ProductionError("a generator was cancelled, and not by production") from result
         if isinstance(result, BaseException):
             raise result
