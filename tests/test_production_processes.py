@@ -58,7 +58,8 @@ def train(manager, first, steps, folder=None):
     """A trainer: another process, which knows the manager only."""
     trained = []
     for step in range(first, first + steps):
-        result = manager.get_batch(4, step)
+        result = manager.get_batch(4, step, lease=60)
+        manager.renew(result, 600)
         trained += [group.prompt_ids[0] for group in result.groups["echo"]]
         manager.confirm(result)
         manager.set_version(step)
@@ -97,6 +98,9 @@ def test_a_trainer_in_another_process_trains_saves_dies_and_another_goes_on(clus
     other.continue_(5)
     _, rest = ray.get(train.remote(other, 6, 2))
     assert sorted(rest) == list(range(20, 28))
+    scores = other.evaluate({"echo": 2})
+    assert [group.prompt_ids[0] for group in scores.groups["echo"]] == [28, 29]
+    assert other.confirm(scores) == 2
     assert other.pause() >= 0
     other.shutdown()
 

@@ -867,7 +867,8 @@ def test_other_storages_are_saved_without_the_buffer(storage: str, tmp_path: Pat
         await life.train(1, 2)
         waiting = await life.fill(3)
         with pytest.raises(SnapshotError, match="only tables in memory can be saved"):
-            await save(life, tmp_path / "x", 2, asyncio.sleep(0))
+            async with life.manager.checkpoint(tmp_path / "x", 2):
+                pass
         async with life.manager.checkpoint(step=2, include_buffer=False):
             pass
         life.buffer.close()

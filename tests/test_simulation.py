@@ -259,7 +259,12 @@ def test_two_reports_stand_side_by_side_with_the_change():
     [
         ({"arrangement": "both"}, "arrangement: expected 'disaggregated' or 'colocated'"),
         ({"sync": "maybe"}, "sync: expected 'pause' or 'running'"),
-        ({"batch_size": 0}, "batch_size: expected a number of more than 0, got 0"),
+        ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
+        ({"steps": 2.5}, "steps: expected a whole number of at least 1, got 2.5"),
+        ({"slots": 2.5}, "slots: expected a whole number of at least 1, got 2.5"),
+        ({"seed": -1}, "seed: expected a whole number of at least 0, got -1"),
+        ({"keep_partial": 1}, "keep_partial: expected True or False, got 1"),
+        ({"drain_timeout": -1}, "drain_timeout: expected seconds of 0 or more"),
         ({"tasks": {}}, "tasks: expected at least one"),
         ({"train_seconds": -1}, "train_seconds: expected a number of 0 or more, got -1"),
     ],

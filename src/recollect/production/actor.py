@@ -68,9 +68,15 @@ class ManagerActor:
     async def produce_batch(self, *given: Any, **named: Any) -> Sent:
         return to_send(await self._manager.produce_batch(*given, **named))
 
+    async def evaluate(self, *given: Any, **named: Any) -> Sent:
+        return to_send(await self._manager.evaluate(*given, **named))
+
     async def confirm(self, lease: LeaseLike, train_step: int) -> int:
         count: int = await self._manager.buffer.confirm(lease, train_step)
         return count
+
+    async def renew(self, lease: LeaseLike, seconds: float) -> None:
+        await self._manager.buffer.renew(lease, seconds)
 
     async def give_back(self, lease: LeaseLike) -> int:
         return await give_back(self._manager, lease)
@@ -131,11 +137,18 @@ class RemoteManager:
         call = self.handle.produce_batch.remote
         return received(self._get(call(batch_size, train_step, version=version, lease=lease)))
 
+    def evaluate(self, sizes: Mapping[str, int], *, lease: float | bool = True) -> BatchResult:
+        return received(self._get(self.handle.evaluate.remote(sizes, lease=lease)))
+
     def confirm(self, result: BatchResult) -> int:
         if result.lease is None:
             return 0
         count: int = self._get(self.handle.confirm.remote(result.lease, result.train_step))
         return count
+
+    def renew(self, result: BatchResult, seconds: float) -> None:
+        if result.lease is not None:
+            self._get(self.handle.renew.remote(result.lease, seconds))
 
     def give_back(self, result: BatchResult) -> int:
         if result.lease is None:

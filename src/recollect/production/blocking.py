@@ -62,6 +62,9 @@ class BlockingManager(BlockingFace):
     def confirm(self, result: BatchResult) -> int:
         return self.run(self._manager.confirm(result))
 
+    def renew(self, result: BatchResult, seconds: float) -> None:
+        self.run(self._manager.renew(result, seconds))
+
     def give_back(self, result: BatchResult) -> int:
         return self.run(self._manager.give_back(result))
 

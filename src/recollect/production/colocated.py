@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from recollect.arguments import whole
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import leased, take_unless
+from recollect.production.taking import take_unless
 from recollect.rollouts.groups import TakenBatch
 
 
@@ -57,23 +58,25 @@ class ColocatedManager(Manager):
             self.progress.plan_only(step, sizes)
             self.progress.consume(step)
             status = await self._turn_of_generation(sizes, step)
-            found: TakenBatch | State = status
+            taken = None
             if status is State.RUNNING:
                 self.progress.produced()
+                falls_short = partial(self._falls_short, sizes)
                 found = await take_unless(
-                    self.buffer, sizes, step, lease, self._changed, self._falls_short
+                    self.buffer, sizes, step, lease, self._changed, falls_short
                 )
                 if found is State.RUNNING:  # late rewards were judged, and some are missing now
                     continue
-            elif status is State.FINISHED and not self._closed:  # the last of the last prompts
-                rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
-                if any(rest.values()):
-                    found = await leased(self.buffer, rest, step, lease)
-            taken = found if isinstance(found, TakenBatch) else None
+                if isinstance(found, TakenBatch):
+                    taken = found
+                else:
+                    status = found
+            elif status is State.FINISHED:  # the last of the last prompts
+                taken = await self._rest(sizes, step, lease)
             if taken is not None:
                 self.progress.consume(step + 1)
                 self.look()
-            return self._result(status, step, sizes, taken, began)
+            return self._result(status, step, sizes, taken, lease, began)
 
     async def evaluate(
         self, sizes: Mapping[str, int], *, lease: float | bool = True
@@ -84,7 +87,10 @@ class ColocatedManager(Manager):
         """
         self._bind()
         step = self.buffer.train_step
-        return await self.produce_batch(sizes, step, version=self.version, lease=lease)
+        self._begin_evaluation(name for name, size in self.sizes_of(sizes).items() if size)
+        result = await self.produce_batch(sizes, step, version=self.version, lease=lease)
+        self._forgo(result.status, sizes)
+        return result
 
     async def _turn_of_generation(self, sizes: Mapping[str, int], step: int) -> State:
         """All tasks produce, and pause when the slowest is done; RUNNING where all went well."""
@@ -95,20 +101,22 @@ class ColocatedManager(Manager):
         if self.error is not None:  # of one that was still running
             raise self.error
         self.look()
-        if self._closed or Outcome.EXHAUSTED in outcomes:
+        # What a task without a share lacks from before does not matter now.
+        shares = [outcome for size, outcome in zip(sizes.values(), outcomes, strict=True) if size]
+        if self._closed or Outcome.EXHAUSTED in shares:
             return State.FINISHED
-        if Outcome.OUTDATED in outcomes:
+        if Outcome.OUTDATED in shares:
             return State.OUTDATED
         return State.PAUSED if Outcome.STOPPED in outcomes else State.RUNNING
 
-    def _falls_short(self) -> State | None:
+    def _falls_short(self, sizes: Mapping[str, int]) -> State | None:
         """Whether what was produced is not enough any more."""
         if self._closed:
             return State.FINISHED
         if self.error is not None:
             raise self.error
         self.look()
-        short = any(counts.shortage > 0 for counts in self.progress.values())
+        short = any(self.progress[task].shortage > 0 for task, size in sizes.items() if size)
         return State.RUNNING if short else None
 
     def _version_at(self, step: int) -> int:

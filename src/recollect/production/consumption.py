@@ -45,4 +45,6 @@ class Consumption:
             return []
         groups = self._buffer.sync.take(n, task, status)
         self._retaken[task] += len(groups)
+        with self._buffer._core.table._transaction():  # nor does it keep a task from starving
+            self._buffer._core.accounts[task].recently_taken -= len(groups)
         return list(zip(groups, groups, strict=True))  # made anew by each iteration

@@ -7,11 +7,12 @@ step that is produced. Strategies read them; the manager sets them.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from recollect.errors import InvalidValue, OutOfPrompts, RecollectError, shown
+from recollect.errors import InvalidValue, JournalError, OutOfPrompts, RecollectError, shown
 from recollect.production.consumption import Consumption
 from recollect.production.generators.base import Generator
 from recollect.production.pending import Flight, Pending
@@ -73,7 +74,7 @@ class Context:
         self.room = Room(buffer, task.name, conditions.changed, conditions.fail)
         self.batch = 0
         self.exhausted = False
-        self.durations: dict[str, float] = {}
+        self.durations: OrderedDict[str, float] = OrderedDict()  # the first is found at once
         self._progress = progress
         self._consumption = consumption
 
@@ -109,15 +110,25 @@ class Context:
         return self.buffer.staleness(self.name)
 
     @property
+    def ages(self) -> bool:
+        """Whether what its strategy produces can be too old."""
+        return self.task.strategy.ages
+
+    @property
     def outdated(self) -> bool:
         """Whether what these weights generate is too old for the step that is produced."""
         return self.outdated_for(self.conditions.step)
 
     def outdated_for(self, step: int) -> bool:
-        """The same for any step. A trainer that is ahead of it decides: what these weights generate
-        would expire when it is put, and be generated again and again."""
-        if not self.task.strategy.ages:
-            return False
+        """The same for any step."""
+        return self.ages and self.is_beyond(step)
+
+    def is_beyond(self, step: int) -> bool:
+        """Whether a step is further ahead than staleness allows, for what ages and what does not.
+
+        A trainer that is ahead of it decides: what these weights generate would expire when it is
+        put, and be generated again and again.
+        """
         return max(step, self.buffer.train_step) > self.staleness.last_step(self.version)
 
     @property
@@ -148,27 +159,32 @@ class Context:
         """Start up to n new prompts, while there are prompts and room; returns how many."""
         reserved = self.room.reserve(n)
         started = 0
-        while started < reserved and not self.stopping:
-            try:
-                group = self.prompts.next()
-            except OutOfPrompts:
-                self.exhausted = True
-                break
-            self.exhausted = False
-            self._adopt(group)
-            if not self._start(group, None, run, limit):
-                self.prompts.give_back(group)
-                break
-            started += 1
-        self.room.give_back(reserved - started)
-        if started < reserved:
-            self.room.stop()  # room is not what is lacking: who waited for it would wake us at once
+        if n > 0:
+            self.exhausted = False  # some may have been given back: who knows, until there is room
+        try:
+            while started < reserved and not self.stopping:
+                try:
+                    group = self.prompts.next()
+                except OutOfPrompts:
+                    self.exhausted = True
+                    break
+                self._adopt(group)
+                if not self._start(group, None, run, limit):
+                    self.prompts.give_back(group)
+                    break
+                started += 1
+        finally:
+            self.room.give_back(reserved - started)
+            if started < reserved:
+                self.room.stop()  # room is not what is lacking: who waited would wake us at once
         return started
 
     def start_stored(self, n: int, status: Status, run: Run, limit: int) -> int:
         """Start up to n unfinished groups that the buffer has; returns how many."""
         started = 0
-        for group, original in self._consumption.retake(n, self.name, status):
+
+        def start(group: Group, original: Group) -> None:
+            nonlocal started
             if not self.room.reserve(1):
                 # Taking it made room, and another producer was quicker: no place for it now.
                 self.prompts.give_back(original)
@@ -176,13 +192,38 @@ class Context:
                 started += 1
             else:
                 self._return(original)
+
+        self._take_out(n, status, start)
         return started
 
     def send_home(self, status: Status) -> None:
         """Unfinished groups that the buffer has go back to their source, as prompts."""
-        waiting = self.stored(status)
-        for _, original in self._consumption.retake(waiting, self.name, status):
+
+        def send(_: Group, original: Group) -> None:
             self.prompts.give_back(prompt_of(original))
+
+        self._take_out(self.stored(status), status, send)
+
+    def send_home_old(self) -> None:
+        """What an evaluation left behind, and other weights than those of now generated, too."""
+
+        def send(group: Group, _: Group) -> None:
+            if group.extras.get("version") == self.version and self.room.reserve(1):
+                self._return(group)
+            else:
+                self.prompts.give_back(prompt_of(group))
+
+        self._take_out(self.stored(Status.COMPLETED), Status.COMPLETED, send)
+
+    def _take_out(self, n: int, status: Status, use: Callable[[Group, Group], None]) -> None:
+        """Take up to n groups out of the buffer, each for a use; the rest go back if that fails."""
+        left = deque(self._consumption.retake(n, self.name, status))
+        try:
+            while left:
+                use(*left.popleft())
+        finally:
+            for _, original in left:
+                self.buffer.sync._run(self.buffer._core.put(original, None)._replace(timeout=0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):
@@ -211,9 +252,12 @@ class Context:
     def _return(self, group: Group) -> None:
         if any(rollout.num_tokens for rollout in group):
             try:
-                self.buffer.sync.put(group)  # into the room that was reserved, so it never waits
+                self.buffer.sync._run(self.buffer._core.put(group, None)._replace(timeout=0))
                 return
-            except RecollectError:  # closed meanwhile: the source still takes the prompt
+            except JournalError as error:  # it is stored, and nobody knows whether it would survive
+                self.conditions.fail(error)
+                return
+            except RecollectError:  # closed, or leases hold all bytes: the source takes the prompt
                 pass
         self.room.give_back()
         self.prompts.give_back(prompt_of(group))
@@ -221,5 +265,5 @@ class Context:
     def remember(self, group_id: str, seconds: float) -> None:
         """How long a stored group took; the oldest are forgotten where nobody takes them."""
         if len(self.durations) >= REMEMBERED:
-            del self.durations[next(iter(self.durations))]
+            self.durations.popitem(last=False)
         self.durations[group_id] = seconds

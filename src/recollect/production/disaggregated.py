@@ -17,7 +17,7 @@ from recollect.errors import ProductionError
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import leased, take_unless
+from recollect.production.taking import take_unless
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 
@@ -57,6 +57,10 @@ class DisaggregatedManager(Manager):
         # prompts used up: it says something about targets that were there by then.
         self._asked_at = self._exhausted_at = 0
 
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._background = []  # that of an event loop that ended is over
+        super()._begin(loop)
+
     # -- producing --------------------------------------------------------------------------------
     def start(self, batch_size: BatchSize, *, version: int | None = None) -> None:
         """Begin to produce batches of this size. On an event loop; elsewhere use `sync.start`.
@@ -76,7 +80,10 @@ class DisaggregatedManager(Manager):
         waits = version is None and self._restored
         if self._conditions.stopping and not waits:  # else `continue_` came first, or will come
             self._begins_with = self.version if version is None else version
-        events = self.buffer.events("expired", "discarded", "retried", keep=0)
+        kinds = ["expired", "discarded", "retried"]
+        if self._drops():  # there may be room for a step when a trainer has taken from the buffer
+            kinds += ["taken", "confirmed"]
+        events = self.buffer.events(*kinds, keep=0)
         self._background = [
             loop.create_task(self._follow(events)),
             loop.create_task(self._run()),
@@ -101,6 +108,8 @@ class DisaggregatedManager(Manager):
         progress = self.progress
         looked = self._changed.count
         self.look()
+        if self.buffer.train_step > progress.consumer_step:  # of a trainer who asks the buffer
+            progress.consume(self.buffer.train_step)
         missing = [name for name, counts in progress.items() if counts.shortage > 0]
         if not missing:
             progress.produced()  # also where the last ones came while production was paused
@@ -134,22 +143,29 @@ class DisaggregatedManager(Manager):
 
         Else what is dropped would be missing, and be generated again, for ever.
         """
-        core = self.buffer._core
-        if core.capacity is None or core.overflow not in DROPPING:
+        capacity = self.buffer._core.capacity
+        if capacity is None or not self._drops():
             return True
         ahead = sum(counts.target - counts.consumed for counts in self.progress.values())
         more = sum(
             size + math.ceil(self.tasks[name].strategy.over_sample * size)
             for name, size in self.sizes_of(self._batch_size).items()
         )
-        return ahead <= 0 or ahead + more <= core.capacity
+        return ahead <= 0 or ahead + more <= capacity
+
+    def _drops(self) -> bool:
+        core = self.buffer._core
+        return core.capacity is not None and core.overflow in DROPPING
 
     def _outdated_for(self, step: int, missing: Collection[str]) -> bool:
         """Whether the weights are too old for a step, for some task of which groups are missing;
         where none is, for some that has a share in the next step."""
-        sizes = {} if missing else self.sizes_of(self._batch_size)
-        concerned = missing or [name for name, size in sizes.items() if size]
-        return any(self.contexts[name].outdated_for(step) for name in concerned)
+        if missing:
+            return any(self.contexts[name].outdated_for(step) for name in missing)
+        sizes = self.sizes_of(self._batch_size)
+        ages = [each for name, each in self.contexts.items() if sizes[name] and each.ages]
+        # Where nothing ages nobody would ever stop to plan.
+        return any(context.is_beyond(step) for context in ages or self.contexts.values())
 
     def _become(self, state: State) -> None:
         """Change the state, unless a pause or the end came first: those decide."""
@@ -162,7 +178,7 @@ class DisaggregatedManager(Manager):
         """What expired or was discarded may be missing now."""
         async for batch in events:
             for event in batch:
-                if event.task in self.contexts:
+                if event.task in self.contexts and event.kind != "taken":  # the result reads those
                     self.contexts[event.task].durations.pop(event.group_id, None)
             self._changed.notify()
 
@@ -196,7 +212,7 @@ class DisaggregatedManager(Manager):
             except BaseException:  # who gets no batch must hold none
                 self.buffer.sync.give_back(taken.lease)
                 raise
-        return self._result(status, step, sizes, taken, began)
+        return self._result(status, step, sizes, taken, lease, began)
 
     async def evaluate(
         self, sizes: Mapping[str, int], *, lease: float | bool = True
@@ -209,8 +225,10 @@ class DisaggregatedManager(Manager):
         began = self._bind().time()
         step = self.buffer.train_step
         asked = {name: size for name, size in self.sizes_of(sizes).items() if name in sizes}
+        self._begin_evaluation(asked)
         taken, status = await self._take(asked, step, lease)
-        return self._result(status, step, asked, taken, began)
+        self._forgo(status, asked)
+        return self._result(status, step, asked, taken, lease, began)
 
     async def _move_to(self, step: int) -> None:
         """The trainer is at a step: what is too old for it expires, and may be produced again."""
@@ -231,16 +249,6 @@ class DisaggregatedManager(Manager):
         if found is State.FINISHED and not self._closed:
             return await self._rest(sizes, step, lease), found
         return None, found
-
-    async def _rest(
-        self, sizes: Mapping[str, int], step: int, lease: float | bool
-    ) -> TakenBatch | None:
-        """The last groups, fewer than were asked for."""
-        self.look()
-        rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
-        if not any(rest.values()):
-            return None
-        return await leased(self.buffer, rest, step, lease)
 
     def _verdict(self, sizes: Mapping[str, int], step: int) -> State | None:
         """Why waiting for a batch is in vain, None where it is not; raises what went wrong."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+from recollect.errors import ProductionError
 from recollect.production.context import Context
 from recollect.production.generators.base import Generator
 from recollect.production.results import log
@@ -86,5 +87,10 @@ def generators_of(contexts: Contexts) -> list[Generator]:
 
 
 async def each_generator(contexts: Contexts, call: Callable[[Generator], Awaitable[None]]) -> None:
-    """Call all of them at once."""
-    await asyncio.gather(*(call(generator) for generator in generators_of(contexts)))
+    """Call all of them at once, and wait for all; then the first failure is raised."""
+    calls = (call(generator) for generator in generators_of(contexts))
+    for result in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(result, asyncio.CancelledError):  # its own: nobody would see it end us
+            raise ProductionError("a generator was cancelled, and not by production") from result
+        if isinstance(result, BaseException):
+            raise result

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from recollect.errors import JournalError, ProductionError, shown
+from recollect.errors import JournalError, ProductionError, WaitTimeout, shown
 from recollect.production.context import Context
 from recollect.production.pending import Flight
 from recollect.rollouts.group import Group
@@ -25,17 +25,24 @@ UNASKED = 1.0  # seconds until what was aborted without a pause is stored, and s
 VERSIONS = "versions"  # an extra of rollouts: where the versions of their tokens come from
 
 
+class _NoBytes(Exception):
+    """A group could not be stored before a stop."""
+
+
 async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
     """Generate a group and bring it to its end; never raises what a generator raises."""
     pending = ctx.pending
     try:
         group, status = await _generated(ctx, strategy, flight)
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as error:
         # Either `cancel` ended the flight, and who called it has given the prompt back: then
         # claiming fails. Or the event loop itself ends: then nobody has.
         if pending.claim(flight):
             _end(ctx, flight)
-        raise
+        if is_asked_to_end():
+            raise
+        ctx.conditions.fail(cancelled_by_itself(ctx.name, error))
+        return
     except Exception as error:
         if pending.claim(flight):
             _end(ctx, flight)
@@ -44,12 +51,14 @@ async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
     if not pending.claim(flight):
         return
     # Claimed: nothing can cancel it any more, so only what never waits for others may follow. That
-    # is putting it into the room that was reserved.
+    # is putting it into the room that was reserved; see `put` for the one case in which it waits.
     try:
         await _settle(ctx, strategy, flight, group, status)
     except JournalError as error:  # it is stored, and nobody knows whether it would survive
         pending.done(flight)
         ctx.conditions.fail(error)
+    except _NoBytes:
+        _end(ctx, flight)
     except Exception as error:  # it is not: storing is the last thing in there that can raise
         _end(ctx, flight)
         ctx.conditions.fail(error)
@@ -61,6 +70,22 @@ async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
         raise
     else:
         pending.done(flight)
+
+
+def is_asked_to_end() -> bool:
+    """Whether somebody cancelled what runs here, so that it was not other people's code."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def cancelled_by_itself(task: str, error: asyncio.CancelledError) -> ProductionError:
+    """What a cancellation is that nobody asked for: the failure of who raised it."""
+    told = ProductionError(
+        f"a generation of task {task!r} was cancelled, and not by production: its generator, "
+        "reward or filter raised CancelledError, as clients do whose connection was closed"
+    )
+    told.__cause__ = error
+    return told
 
 
 def _end(ctx: Context, flight: Flight) -> None:
@@ -93,9 +118,9 @@ async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[
     if task.reward is not None:
         group = await resolved(task.reward(group))
         status = _checked(group, flight, "reward")
-    if task.valid is None:
-        ctx.progress.window.score(group)
-    elif ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
+        if status is not Status.COMPLETED:
+            return group, status
+    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
         ctx.progress.window.score(group)
         if not await strategy.judge(ctx, group):
             status = Status.FILTERED
@@ -161,7 +186,7 @@ async def _settle(
         await strategy.aborted(ctx, flight, group)
         return
     seconds = asyncio.get_running_loop().time() - flight.started_at
-    ctx.progress.window.times.append(seconds)
+    ctx.progress.window.took(seconds)
     if status is Status.COMPLETED:
         await strategy.completed(ctx, flight, group, seconds)
     elif status is Status.FAILED:
@@ -171,7 +196,10 @@ async def _settle(
 
 
 async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
-    """Put a group; tokens whose version nobody reported take that of the dispatch, and say so."""
+    """Put a group; tokens whose version nobody reported take that of the dispatch, and say so.
+
+    Returns its key, None where it was dropped or is too old.
+    """
     if ctx.version != flight.version:
         for rollout in group.rollouts:
             reported = 0 if rollout.versions is None else len(rollout.versions)
@@ -179,10 +207,37 @@ async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
                 rollout.extras[VERSIONS] = "dispatch"
     account = ctx.buffer._core.accounts[ctx.name]
     expired = account.expired
-    key = await ctx.buffer.put(group, version=flight.version)
-    if account.expired != expired:
-        _check_versions(ctx, flight, group)
-    return key
+    key = await put(ctx, group, flight.version)
+    if account.expired == expired:
+        return key
+    _check_versions(ctx, flight, group)
+    return None
+
+
+async def put(ctx: Context, group: Group, version: int | None = None) -> int | None:
+    """Put a group into the room that was reserved for it.
+
+    Room is a number of groups. Where bytes are bounded and leases hold most of them, a group may
+    have to wait for a trainer; then a pause, which must not, gives its prompt back.
+    """
+    buffer, changed = ctx.buffer, ctx.conditions.changed
+    if buffer._core.capacity_bytes is None:
+        return await buffer.put(group, version=version)
+    try:
+        return await buffer._run(buffer._core.put(group, version)._replace(timeout=0))
+    except WaitTimeout:
+        pass
+    putting = asyncio.ensure_future(buffer.put(group, version=version))
+    putting.add_done_callback(lambda _: changed.notify())
+    try:
+        await changed.until(lambda: putting.done() or ctx.stopping)
+    finally:
+        if buffer.find(group.group_id) is None:
+            putting.cancel()  # else it is stored, and a journal is written
+    await asyncio.wait([putting])
+    if putting.cancelled():
+        raise _NoBytes
+    return putting.result()
 
 
 def _check_versions(ctx: Context, flight: Flight, group: Group) -> None:

@@ -2,11 +2,13 @@
 
 Where the buffer has `needs`, a group is judged when it is whole. The annotation that makes it so
 does not make it ready: it hands the group over to the judge, which then lets it through, or lets
-it go. So no trainer can take a group between its reward and its verdict.
+it go. So no trainer can take a group between its reward and its verdict. Groups of a task without
+`valid` are ready at once; where their rewards came late they are counted here.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -15,6 +17,7 @@ import numpy as np
 from recollect.effects import Updated
 from recollect.errors import UnknownKey
 from recollect.production.context import Context
+from recollect.production.flying import cancelled_by_itself, is_asked_to_end
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
@@ -26,11 +29,13 @@ class Judge:
     def __init__(self, buffer: RolloutBuffer, contexts: Mapping[str, Context]) -> None:
         self._core = buffer._core
         self._buffer = buffer
+        self._all = contexts
         self._contexts = {
             name: context for name, context in contexts.items() if context.task.valid is not None
         }
         self._conditions = next(iter(contexts.values())).conditions
         self._waiting: deque[int] = deque()
+        self._late: dict[str, tuple[float, int]] = {}  # rewards that came late: sum and count
         self._wake: Callable[[], object] = lambda: None  # set by `begin`
         if self.needed:
             with self._core.table._transaction():
@@ -38,15 +43,16 @@ class Judge:
 
     @property
     def needed(self) -> bool:
-        """Whether there are such tasks, and cells that come late."""
-        return bool(self._contexts and self._core.needs)
+        """Whether there are cells that come late."""
+        return bool(self._core.needs)
 
     def begin(self, wake: Callable[[], object]) -> None:
-        """Judge from now on, and first what became whole before, in another life too.
-
-        `wake` lets `run` look again; any thread may call it.
-        """
+        """Judge from now on; `wake` lets `run` look again, and any thread may call it."""
         self._wake = wake
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Judge first what became whole before, in another life too."""
         core = self._core
         with core.table._transaction():
             self._waiting.clear()
@@ -58,21 +64,42 @@ class Judge:
 
     def end(self) -> None:
         """Let groups through as they come."""
-        if self.needed:
-            with self._core.table._transaction():
+        with self._core.table._transaction():
+            if self._core.judge == self.hold:  # and not that of a manager that came after
                 self._core.judge = None
 
     def hold(self, keys: list[int]) -> list[int]:
         """Some groups are whole: returns those that are ready. Under the lock, by any thread."""
-        ready = []
-        for key in keys:
-            if self._core.entries[key].task in self._contexts:
-                self._waiting.append(key)
-            else:
-                ready.append(key)
-        if len(ready) < len(keys):
+        core = self._core
+        unready = core.where(None, Status.COMPLETED, False)
+        found = core.storage.find(np.array(keys, np.uint64), unready, visible=True).tolist()
+        held = [key for key in found if core.entries[key].task in self._contexts]
+        if held:
+            self._waiting.extend(held)
             self._wake()
-        return ready
+        if len(held) < len(found):
+            self._score([key for key in found if key not in set(held)])
+        return [key for key in keys if key not in set(held)]
+
+    def _score(self, keys: list[int]) -> None:
+        """Count the rewards of groups that nobody judges, when they are ready."""
+        batch = self._core.storage.get(np.array(keys, np.uint64), ["reward"]).read(np.empty)
+        starts, present = batch.info.row_offsets.tolist(), batch.present["reward"]
+        for place, task in enumerate(batch.info.task.tolist()):
+            rows = slice(starts[place], starts[place + 1])
+            rewards = np.asarray(batch["reward"])[rows][present[rows]]
+            total, count = self._late.get(task, (0.0, 0))
+            self._late[task] = (total + float(rewards.sum()), count + rewards.size)
+
+    def collect(self) -> None:
+        """What was counted since is in the windows now."""
+        with self._core.table._transaction():
+            late, self._late = self._late, {}
+        for task, (total, count) in late.items():
+            if task in self._all:
+                window = self._all[task].progress.window
+                window.reward_sum += total
+                window.reward_count += count
 
     async def run(self) -> None:
         """Judge what waits. After an error it goes on when production does."""
@@ -81,18 +108,26 @@ class Judge:
             await conditions.changed.until(lambda: self._waiting and conditions.error is None)
             key = self._waiting[0]
             try:
-                group = self._buffer.get(np.array([key], np.uint64))[0]
-            except UnknownKey:  # it left, or expired and was generated again
-                self._waiting.popleft()
-                continue
-            context = self._contexts[group.task]
-            try:
-                valid = await context.task.strategy.judge(context, group)
-            except Exception as error:
+                await self._judge(key)
+            except Exception as error:  # it is judged again then
                 conditions.fail(error)
                 continue
-            self._waiting.popleft()
-            self._settle(key, group, valid)
+            if self._waiting and self._waiting[0] == key:  # unless all was looked at anew
+                self._waiting.popleft()
+
+    async def _judge(self, key: int) -> None:
+        try:
+            group = self._buffer.get(np.array([key], np.uint64))[0]
+        except UnknownKey:  # it left, or expired and was generated again
+            return
+        context = self._contexts[group.task]
+        try:
+            valid = await context.task.strategy.judge(context, group)
+        except asyncio.CancelledError as error:
+            if is_asked_to_end():
+                raise
+            raise cancelled_by_itself(group.task, error) from error
+        self._settle(key, group, valid)
 
     def _settle(self, key: int, group: Group, valid: bool) -> None:
         """Let a group through, or let it go; unless it has expired in the meantime."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -29,7 +30,9 @@ from recollect.production.pending import Flight
 from recollect.production.progress import Handed, Progress
 from recollect.production.results import BatchResult, State, durations_of, log
 from recollect.production.saving import CheckpointSaving
+from recollect.production.signals import Signal
 from recollect.production.strategies import Outcome
+from recollect.production.taking import take_unless, unleased
 from recollect.production.task import Task
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
@@ -78,6 +81,7 @@ class Manager:
         }
         for name in self.tasks:
             buffer.staleness(name)  # a task without a rule is told now
+        self.progress.begin_with({name: self._consumption.look(name) for name in self.tasks})
         self._changed = self._conditions.changed
         self._state = State.PAUSED
         self._closed = self._restored = False
@@ -173,7 +177,8 @@ class Manager:
             if self._closed:
                 raise ProductionError("continue_: production was shut down; make a new manager")
             await each_generator(self.contexts, lambda each: each.continue_(version))
-            self._go(version)
+            if not self._go(version):  # the end came meanwhile, and stays
+                await each_generator(self.contexts, ask_to_pause)
 
     async def set_version(self, version: int, *, abort_hopeless: bool = True) -> int:
         """New weights while generations run: nothing is drained; returns how many were aborted.
@@ -196,6 +201,8 @@ class Manager:
         step = self.buffer.train_step  # nothing that comes now is trained before it
         aborted = 0
         for context in self.contexts.values():
+            if not context.ages:
+                continue
             rule = context.staleness
             hopeless = [f for f in context.pending.in_flight if rule.is_expired(step, f.oldest)]
             for flight in context.pending.cancel(hopeless):
@@ -210,13 +217,17 @@ class Manager:
             context.room.stop()
         self._changed.notify()
 
-    def _go(self, version: int) -> None:
+    def _go(self, version: int) -> bool:
+        """Producers may go on; says whether they do."""
+        if self._closed:
+            return False
         conditions = self._conditions
         conditions.version = version
         conditions.error = None
         conditions.stopping = False
         self._state = State.RUNNING
         conditions.changed.notify()
+        return True
 
     # -- producing --------------------------------------------------------------------------------
     async def _produce(self, sizes: Mapping[str, int], step: int) -> list[Outcome]:
@@ -258,6 +269,12 @@ class Manager:
             return 0
         return await self.buffer.confirm(result.lease, result.train_step)
 
+    async def renew(self, result: BatchResult, seconds: float) -> None:
+        """Hold the groups of a result for so many seconds from now; for leases with a deadline."""
+        self._bind()
+        if result.lease is not None:
+            await self.buffer.renew(result.lease, seconds)
+
     async def give_back(self, result: BatchResult) -> int:
         """The groups of a result were not trained: they come again first; returns how many."""
         self._bind()
@@ -267,16 +284,57 @@ class Manager:
         self._changed.notify()
         return returned
 
+    async def _rest(
+        self, sizes: Mapping[str, int], step: int, lease: float | bool
+    ) -> TakenBatch | None:
+        """The last groups, fewer than were asked for; late rewards may make them fewer still."""
+        while not self._closed:
+            self.look()
+            rest = {task: min(n, self.progress[task].completed) for task, n in sizes.items()}
+            if not any(rest.values()):
+                return None
+            found = await take_unless(
+                self.buffer, rest, step, lease, self._changed, partial(self._fewer_than, rest)
+            )
+            if isinstance(found, TakenBatch):
+                return found
+        return None
+
+    def _begin_evaluation(self, tasks: Iterable[str]) -> None:
+        """What one that was broken off left behind may be of other weights."""
+        for name in tasks:
+            if not self.contexts[name].ages:
+                self.contexts[name].send_home_old()
+
+    def _forgo(self, status: State, tasks: Iterable[str]) -> None:
+        """After an evaluation: what its prompts did not suffice for must not hold up training."""
+        if status is State.FINISHED:
+            self.look()
+            self.progress.forgo(tasks)
+            self._changed.notify()
+
+    def _fewer_than(self, rest: Mapping[str, int]) -> State | None:
+        """Why waiting for what is left is in vain; raises what went wrong."""
+        if self.error is not None:
+            raise self.error
+        self.look()
+        fewer = any(self.progress[task].completed < n for task, n in rest.items())
+        return State.FINISHED if self._closed or fewer else None
+
     def _result(
         self,
         status: State,
         step: int,
         asked: Mapping[str, int],
         taken: TakenBatch | None,
+        lease: float | bool,
         began: float,
     ) -> BatchResult:
         """Make a result, read the windows, and log it."""
+        if taken is not None and lease is False:
+            unleased(self.buffer, taken, step)
         now = asyncio.get_running_loop().time()
+        self._judge.collect()
         windows = self.progress.read(now, asked)
         times = [seconds for window in windows.values() for seconds in window.times]
         result = BatchResult(
@@ -321,7 +379,14 @@ class Manager:
         """Go back to a checkpoint; returns the version of its weights. The manager is paused then,
         and nothing is produced until `continue_`."""
         self._bind()
-        return await restoring.restore(self, path, **options)
+        async with self._turn:
+            return await restoring.restore(self, path, **options)
+
+    def stop_for_restore(self) -> None:
+        """Prompts and buffer are about to change: nobody produces from them meanwhile."""
+        self._begins_with = None
+        self._stop()
+        self._state = State.PAUSED
 
     def restored(self, version: int) -> None:
         """Prompts, buffer and progress are those of a checkpoint now."""
@@ -334,6 +399,8 @@ class Manager:
         for context in self.contexts.values():
             context.exhausted = False
             context.durations.clear()
+        self._judge.look_again()
+        self._changed.notify()
 
     async def shutdown(self) -> None:
         """The end: nothing more is produced, and who waits gets an empty batch.
@@ -352,18 +419,20 @@ class Manager:
     # -- what runs beside -------------------------------------------------------------------------
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Judge what is annotated late, and show bars, where there is anything of it."""
+        self._beside, self._turn = [], asyncio.Lock()  # those of an event loop that ended are over
         if self._judge.needed:
-            self._judge.begin(lambda: loop.call_soon_threadsafe(self._changed.notify))
+            self._judge.begin(partial(wake, loop, self._changed))
             self._beside.append(loop.create_task(self._judge.run()))
         if self.bars.shown:
             self._beside.append(loop.create_task(self._show_bars()))
 
     async def _show_bars(self) -> None:
         while True:
+            seen = self._changed.count
             flying = {name: len(context.pending) for name, context in self.contexts.items()}
             self.bars.show(self._conditions.step, self.progress, flying)
             await asyncio.sleep(BARS_EVERY)  # what changes in between is seen together
-            await self._changed.after(self._changed.count)
+            await self._changed.after(seen)
 
     async def _end_beside(self) -> None:
         for task in self._beside:
@@ -391,6 +460,12 @@ class Manager:
                 "a manager lives on one event loop; from other threads, use manager.sync"
             )
         return running
+
+
+def wake(loop: asyncio.AbstractEventLoop, changed: Signal) -> None:
+    """Let those who wait on a loop look again, from any thread; nobody waits on one that ended."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(changed.notify)
 
 
 def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:

@@ -118,6 +118,12 @@ class Progress(Mapping[str, TaskProgress]):
         """The last planned step was produced normally."""
         self.future_step = self.target_step + 1
 
+    def begin_with(self, handed: Mapping[str, Handed]) -> None:
+        """What a buffer has confirmed before is none of ours."""
+        for task, each in handed.items():
+            self._tasks[task].seen = each.confirmed
+            self.observe(task, each)
+
     def observe(self, task: str, handed: Handed) -> TaskProgress:
         """Take over what the buffer says. It counts from its beginning, so differences count."""
         counts = self._tasks[task]
@@ -147,6 +153,12 @@ class Progress(Mapping[str, TaskProgress]):
             if counts.consumed + size > counts.target:
                 counts.target, raised = counts.consumed + size, True
         return raised
+
+    def forgo(self, tasks: Iterable[str]) -> None:
+        """An evaluation had fewer prompts than were asked for: nobody waits for the rest."""
+        for task in tasks:
+            counts = self._tasks[task]
+            counts.target = min(counts.target, counts.available)
 
     def consume(self, step: int) -> None:
         """The trainer is at a step: plans of earlier ones are over, and none is made for them."""

@@ -79,14 +79,18 @@ async def restore(
     snapshot = open_snapshot(path, step=step)
     restoring = _Restoring(manager, snapshot)
     restoring.match_tasks(allow_change=allow_task_change)
+    manager.stop_for_restore()
     before = {name: task.prompts.state() for name, task in manager.tasks.items()}
+    cancelled = None
     try:
         restoring.restore_prompts()
         await in_thread(lambda: restoring.restore_buffer(keep_future=future == "keep"))
-    except BaseException:
-        for name, task in manager.tasks.items():  # as if nobody had asked
-            task.prompts.restore(before[name])
-        raise
+    except BaseException as error:
+        if not restoring.has_buffer:
+            for name, task in manager.tasks.items():  # as if nobody had asked
+                task.prompts.restore(before[name])
+            raise
+        cancelled = error  # while the buffer went back: the rest must follow it
     done = restoring.reconcile()
     manager.progress.restore(restoring.progress(), manager.look())
     manager.restored(done.version)
@@ -94,6 +98,8 @@ async def restore(
         "restored step %d from %s: %s in the buffer, %s given back, %d discarded", done.version,
         done.path, many(done.kept, "group"), many(done.given_back, "prompt"), done.discarded,
     )  # fmt: skip
+    if cancelled is not None:
+        raise cancelled
     return done.version
 
 
@@ -131,6 +137,7 @@ class _Restoring:
         self._state = state
         self._core: Core = manager.buffer._core
         self._names: dict[str, str | None] = {}  # of tasks, then and now; None: gone
+        self.has_buffer = False  # whether the buffer is at the checkpoint's weights
 
     # -- tasks ------------------------------------------------------------------------------------
     def match_tasks(self, *, allow_change: bool) -> None:
@@ -209,6 +216,7 @@ class _Restoring:
             trained = np.array(saved["trained"], np.uint64)
             checkpoint = self._snapshot.manifest["id"]
             rewinding.rewind(core, self._step, trained, checkpoint, keep_future=keep_future)
+        self.has_buffer = True
 
     def _continues(self) -> bool:
         """Whether the journal holds what came of this checkpoint, and nothing less."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from recollect.production.signals import Signal
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.waiting import Blocked
 
 
 class Room:
@@ -42,7 +44,7 @@ class Room:
         kept = min(self._kept, n)
         self._kept -= kept
         got = kept + self._buffer.reserve(n - kept, self._task)
-        if got < n and self._waiting is None:
+        if got < n and (self._waiting is None or self._waiting.done()):
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
         return got
 
@@ -54,19 +56,32 @@ class Room:
     def stop(self) -> None:
         """Nothing more is started: nobody waits for room, and none is kept."""
         if self._waiting is not None:
-            self._waiting.cancel()  # what is cancelled has reserved nothing
+            self._waiting.cancel()
             self._waiting = None
         self.give_back(self._kept)
         self._kept = 0
 
     async def _wait(self) -> None:
         me = asyncio.current_task()
+        verb = self._buffer._core.space.reserve_all(1, self._task, None)
+        promised = False
+
+        def attempt() -> Any:
+            nonlocal promised
+            got = verb.attempt()
+            promised = not isinstance(got, Blocked)
+            return got
+
         try:
-            await self._buffer.reserve_all(1, self._task)
-        except Exception as error:
+            await self._buffer._run(verb._replace(attempt=attempt))
+        except BaseException as error:  # perhaps after the promise, while a journal was written
+            if promised:
+                self.give_back()
+            if not isinstance(error, Exception):
+                raise
             self._fail(error)
             return
-        if self._waiting is not me:  # stopped, in the moment between the promise and this line
+        if self._waiting is not me:  # stopped
             self.give_back()
             return
         self._waiting = None

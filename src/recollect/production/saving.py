@@ -29,7 +29,13 @@ from recollect.durability.files import LOCAL
 from recollect.durability.manifest import new_run
 from recollect.durability.sets import step_folder
 from recollect.durability.snapshot import SavedSnapshot, SnapshotSaving
-from recollect.errors import InvalidValue, JournalError, ProductionError, shown
+from recollect.errors import (
+    InvalidValue,
+    JournalError,
+    ProductionError,
+    SnapshotError,
+    shown,
+)
 from recollect.production.prompts.base import Indexed, Prompts
 from recollect.production.prompts.indexed import IndexedPrompts
 from recollect.production.prompts.saved import Saved, reference, to_saved
@@ -37,6 +43,7 @@ from recollect.rollouts import rewinding
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import finished
 from recollect.rollouts.rewinding import Holding
+from recollect.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
     from recollect.production.manager import Manager
@@ -128,12 +135,19 @@ class CheckpointSaving:
                 f"{task}: {len(flights)} in flight" for task, flights in running.items()
             )
             raise ProductionError(f"call pause() first; {told}")
+        table = self._manager.buffer.table
+        if self._include_buffer and not isinstance(table._storage, MemoryStorage):
+            raise SnapshotError(
+                f"table {table.name!r}: only tables in memory can be saved and loaded, and this "
+                f"one is in {type(table._storage).__name__}; save with include_buffer=False, and "
+                "restore into an empty buffer, where its prompts are generated again"
+            )
         unkept = self._manager.buffer._core.unkept
         if unkept > self.checkpoint.step:
             raise ProductionError(
                 f"step {self.checkpoint.step} cannot be saved: groups of step {unkept} were "
-                "confirmed and not kept, so nobody could train on them again; save the last step, "
-                "or give the manager checkpoints= before it begins"
+                "trained and not kept, so nobody could train on them again; save the last step, "
+                "or give the manager checkpoints= before it begins, and the buffer no max_uses"
             )
 
     async def _save(self) -> None:
@@ -143,8 +157,8 @@ class CheckpointSaving:
         saving = SnapshotSaving(
             checkpoint.path, members, kind=KIND, step=checkpoint.step, **self._options
         )
-        await in_thread(saving.__enter__)
         try:
+            await in_thread(saving.__enter__)
             self._check()  # somebody may have gone on meanwhile
             with core.table._transaction():
                 core.table._enter()

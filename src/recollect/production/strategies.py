@@ -17,7 +17,7 @@ from typing import ClassVar
 from recollect.arguments import flag, whole
 from recollect.errors import InvalidValue, shown
 from recollect.production.context import Context
-from recollect.production.flying import fly, leave, resolved, store
+from recollect.production.flying import fly, leave, put, resolved, store
 from recollect.production.pending import Flight
 from recollect.production.progress import TaskProgress
 from recollect.rollouts.checks import reward_of
@@ -48,12 +48,12 @@ class Strategy(ABC):
         while True:
             if ctx.stopping:
                 return Outcome.STOPPED
-            if ctx.outdated:  # before anything that is in flight is touched
-                return Outcome.OUTDATED
             seen = changed.count
             counts = ctx.observe()
             if counts.shortage <= 0:
                 return await self.finish(ctx)
+            if ctx.outdated:  # before anything that is in flight is touched
+                return Outcome.OUTDATED
             self.start(ctx, counts, round_)
             if ctx.exhausted and not len(ctx.pending):
                 return Outcome.EXHAUSTED
@@ -212,9 +212,9 @@ class EvalStrategy(Strategy):
         for rollout in group:
             rollout.versions = rollout.dispatch_version = None
         group.extras["version"] = flight.version
-        await ctx.buffer.put(group)
-        ctx.progress.window.groups += 1
-        ctx.remember(group.group_id, seconds)
+        if await put(ctx, group) is not None:
+            ctx.progress.window.groups += 1
+            ctx.remember(group.group_id, seconds)
 
     async def failed(self, ctx: Context, flight: Flight, group: Group, seconds: float) -> None:
         """Failures are part of the score."""

@@ -17,13 +17,23 @@ V = TypeVar("V")
 async def leased(
     buffer: RolloutBuffer, sizes: Mapping[str, int], step: int, lease: float | bool
 ) -> TakenBatch:
-    """Take a batch; whoever is cancelled here, or while a journal is written, holds none."""
+    """Take a batch; whoever is cancelled here, or while a journal is written, holds none.
+
+    So there is a lease in any case. Who wanted none gets rid of it by `unleased`.
+    """
     owner = new_id()
+    lease = True if lease is False else lease
     try:
         return await buffer.take_batch(sizes, train_step=step, lease=lease, owner=owner)
     except BaseException:
         buffer.sync.release(owner)
         raise
+
+
+def unleased(buffer: RolloutBuffer, taken: TakenBatch, step: int) -> None:
+    """A batch is for good who took it: it counts as trained. Immediate."""
+    buffer.sync.confirm(taken.lease, step)
+    taken.all._whole.info.lease = None
 
 
 async def take_unless(

@@ -9,6 +9,8 @@ import numpy as np
 
 from recollect.rollouts.group import Group
 
+REMEMBERED = 1 << 16  # times that are kept where nobody reads them
+
 
 @dataclass(frozen=True)
 class Times:
@@ -50,7 +52,7 @@ class Window:
         reward_sum, reward_count: Rewards before `valid` had its say.
         failed, filtered: Groups that left.
         aborted: Groups that were stored, or given back, unfinished.
-        times: Seconds of each generation that came to its end.
+        times: Seconds of each generation that came to its end, of the latest ones.
         began: The event loop's time at which it began.
         seconds: How long it lasted; set when it is read.
     """
@@ -71,6 +73,12 @@ class Window:
     def reward_mean(self) -> float | None:
         """The mean of the raw rewards, None where there were none."""
         return self.reward_sum / self.reward_count if self.reward_count else None
+
+    def took(self, seconds: float) -> None:
+        """A generation came to its end. Where nobody reads the window the oldest are forgotten."""
+        self.times.append(seconds)
+        if len(self.times) >= 2 * REMEMBERED:
+            del self.times[:REMEMBERED]
 
     def score(self, group: Group) -> None:
         """Count the rewards of a completed group, before anybody filters."""

@@ -77,7 +77,10 @@ class Holding:
 def look(core: Core, step: int) -> Holding:
     """Under the lock: divide the groups of a buffer by whether weights of a step have them."""
     trained: list[int] = []
-    for number, held in core.table._leases.held().items():
+    leases = core.table._leases.held()
+    for lapsed in [number for number in core.steps_of if number not in leases]:
+        del core.steps_of[lapsed]
+    for number, held in leases.items():
         if core.steps_of.get(number, core.train_step) <= step:
             trained += held.keys.tolist()
     ahead = tally(

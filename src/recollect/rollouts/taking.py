@@ -195,6 +195,7 @@ class Taking:
             core.accounts.drew(entry.task for entry in entries)
             blobs = core.blobs_of(entries)
             if chosen.worn is not None:
+                core.unkept = max(core.unkept, step)
                 core.gone(chosen.worn, "trained")
             return chosen, step, blobs, None
 

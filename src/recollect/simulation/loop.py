@@ -110,10 +110,10 @@ class JumpingSelector(selectors.DefaultSelector):
     def _wait_for_others(self) -> list[tuple[selectors.SelectorKey, int]]:
         """No timer to jump to: only a thread or a socket can go on from here."""
         sockets = len(self.get_map()) > 1  # one is the loop's own, for waking it from threads
-        if self.holds or sockets or set(threading.enumerate()) - self._before:
-            found = super().select(PATIENCE)
-            if found:
-                return found
+        others = self.holds or sockets or set(threading.enumerate()) - self._before
+        found = super().select(PATIENCE if others else 0)  # one may have ended just now
+        if found:
+            return found
         raise self._standstill("nothing is ready and there is no timer to wait for")
 
     def _standstill(self, why: str) -> Standstill:

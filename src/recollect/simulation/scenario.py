@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from recollect.arguments import flag, time_span, whole
 from recollect.config import Source, load_mapping, rule_from_config
 from recollect.errors import ConfigError, InvalidValue, shown
 from recollect.rollouts.staleness import Staleness
@@ -118,9 +119,14 @@ class Scenario:
                 expected = " or ".join(map(repr, allowed))
                 raise InvalidValue(f"{name}: expected {expected}, got {shown(getattr(self, name))}")
         for name in ("batch_size", "group_size", "slots", "tokens_per_cell", "steps"):
-            check(name, getattr(self, name), above=0)
+            whole(name, getattr(self, name), 1)
+        for name in ("retry_trigger", "seed"):
+            whole(name, getattr(self, name), 0)
+        for name in ("keep_partial", "abort_hopeless"):
+            flag(name, getattr(self, name))
+        time_span("drain_timeout", self.drain_timeout)
         check("tokens_per_second", self.tokens_per_second, above=0)
-        for name in ("train_seconds", "sync_seconds", "over_sample", "retry_trigger"):
+        for name in ("train_seconds", "sync_seconds", "over_sample"):
             check(name, getattr(self, name))
         if not self.tasks or not any(task.weight for task in self.tasks.values()):
             raise InvalidValue("tasks: expected at least one with a weight above 0")

@@ -13,7 +13,7 @@ from recollect.errors import InvalidValue
 from recollect.production.prompts.indexed import IndexedPrompts
 from recollect.production.prompts.reading import Reading
 
-CHUNK = 16 << 20
+CHUNK = 4 << 20  # bytes that are looked at together
 
 
 class JsonlPrompts(IndexedPrompts):
@@ -79,15 +79,18 @@ class JsonlPrompts(IndexedPrompts):
 def _lines(descriptor: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the lines of a file begin and end, those without anything left out."""
     size = os.fstat(descriptor).st_size
-    ends: list[NDArray[np.int64]] = []
-    blank: list[NDArray[np.int64]] = []
+    ends, upto = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    written = 0  # bytes that are more than white space, so far: a line without any is empty
     for start in range(0, size, CHUNK):
         data = np.frombuffer(os.pread(descriptor, CHUNK, start), np.uint8)
-        ends.append(np.flatnonzero(data == ord("\n")) + start)
-        # bytes that are more than white space, counted up to each: a line without any is empty
-        blank.append(np.flatnonzero(data > ord(" ")) + start)
-    newlines = np.concatenate([*ends, np.array([size])]) if size else np.zeros(0, np.int64)
-    begins = np.concatenate([[0], newlines[:-1] + 1]) if size else np.zeros(0, np.int64)
-    written = np.concatenate(blank) if blank else np.zeros(0, np.int64)
-    counted = np.searchsorted(written, newlines) - np.searchsorted(written, begins)
-    return begins[counted > 0].astype(np.int64), newlines[counted > 0].astype(np.int64)
+        newlines = np.flatnonzero(data == ord("\n"))
+        if start + CHUNK >= size:
+            newlines = np.append(newlines, data.size)  # the last line may lack its newline
+        counted = np.cumsum(data > ord(" "), dtype=np.int32)
+        ends.append(newlines + start)
+        upto.append(written + np.where(newlines > 0, counted[newlines - 1], 0))
+        written += int(counted[-1])
+    end = np.concatenate(ends)
+    has_text = np.diff(np.concatenate(upto), prepend=0) > 0
+    begin = np.concatenate([[0], end[:-1] + 1]).astype(np.int64)[: end.size]
+    return begin[has_text], end[has_text]
