@@ -9,7 +9,6 @@ is stored and not a copy of it per token; `groups.py` spreads it when a batch is
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,7 +109,10 @@ class Entry:
 
 def tally(entries: Sequence[Entry]) -> dict[str, int]:
     """How many groups of each task there are."""
-    return Counter([entry.task for entry in entries])
+    tasks: dict[str, int] = {}
+    for entry in entries:
+        tasks[entry.task] = tasks.get(entry.task, 0) + 1
+    return tasks
 
 
 class Encoded:

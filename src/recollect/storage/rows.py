@@ -568,18 +568,15 @@ class Reader:
             else:
                 values.append(allocate((len(locations), *cell.column.shape), cell.element))
                 values[-1].fill(0)
-        bounds = [0, len(locations)]
-        if sum(column.nbytes for column in values) >= MANY_CELLS:
-            most = offsets[int(np.argmax(lengths))]  # of the longest column: parts of equal length
-            inner = np.searchsorted(most, np.arange(1, PARTS) * (most[-1] / PARTS))
-            bounds = [0, *inner.tolist(), len(locations)]
+        count = len(locations)
         arguments = (
             self._directory.entries, locations, reading.whole, reading.numbers, offsets, id(values)
         )  # fmt: skip
-        if len(bounds) > 2:
+        if sum([column.nbytes for column in values]) >= MANY_CELLS:
+            bounds = [count * part // PARTS for part in range(PARTS + 1)]
             in_parts(self._kernels.gather_cells, bounds, *arguments)
         else:
-            self._kernels.gather_cells(*arguments, *bounds)
+            self._kernels.gather_cells(*arguments, 0, count)
         present: dict[str, NDArray[np.bool_]] = {}
         flags_of = flags.view(np.bool_)
         for number, cell in enumerate(reading.varying):
