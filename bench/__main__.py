@@ -60,29 +60,37 @@ def main() -> None:
     implementations = _implementations(options)
     results: dict[str, Outcomes] = {}
     made: list[Table] = []
+
+    def tell(*tables_: Table) -> None:
+        """Show tables as soon as they are made: all of it takes most of an hour."""
+        made.extend(tables_)
+        print("\n" + "\n\n".join(map(report.as_text, tables_)), flush=True)
+        if options.markdown:
+            found = report.versions_of(implementations, results)
+            options.markdown.write_text(report.page(made, facts, found, settings))
+
     for workload in _workloads(options):
         if workload.only and not any(one.name in workload.only for one in implementations):
             continue
         results[workload.name] = run(workload, implementations, settings, _say)
-        made.extend(_tables(workload, implementations, results[workload.name]))
+        tell(*_tables(workload, implementations, results[workload.name]))
     started = None
     if OURS in options.peers and _wanted(STARTUP, options.only):
         imports, starts = (5, 1) if options.quick else (25, 3)
         started = startup.measure(options.python, imports, starts, _say)
-        made.append(tables.starting(started))
+        tell(tables.starting(started))
     if OURS in options.peers and _wanted(ANATOMY, options.only) and not options.quick:
-        made.append(tables.anatomy(anatomy.measure(_say)))
+        tell(tables.anatomy(anatomy.measure(_say)))
     if OURS in options.peers and _wanted(JOURNAL, options.only) and not options.quick:
-        made.append(tables.journaling(journal.measure(_say)))
+        tell(tables.journaling(journal.measure(_say)))
     if OURS in options.peers and _wanted(PACKING, options.only):
-        made.append(tables.packing(packing.measure(10 if options.quick else 40, _say)))
+        tell(tables.packing(packing.measure(10 if options.quick else 40, _say)))
     if OURS in options.peers and _wanted(PRODUCTION, options.only):
-        made.append(tables.production(production.measure(2 if options.quick else 10, _say)))
+        tell(tables.production(production.measure(2 if options.quick else 10, _say)))
     if OURS in options.peers and _wanted(CHECKPOINT, options.only) and not options.quick:
-        made.extend(tables.checkpoints(checkpoint.measure(_say)))
+        tell(*tables.checkpoints(checkpoint.measure(_say)))
     if OURS in options.peers and _wanted(SQL, options.only):
-        made.extend(sql.tables(sql.measure(_say, quick=options.quick)))
-    print("\n" + "\n\n".join(map(report.as_text, made)))
+        tell(*sql.tables(sql.measure(_say, quick=options.quick)))
     if options.json:
         whole = {
             "machine": facts,
@@ -94,9 +102,6 @@ def main() -> None:
             "startup": asdict(started) if started else None,
         }
         options.json.write_text(json.dumps(whole, indent=1) + "\n")
-    if options.markdown:
-        found = report.versions_of(implementations, results)
-        options.markdown.write_text(report.page(made, facts, found, settings))
 
 
 def _options() -> argparse.Namespace:
