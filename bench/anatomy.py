@@ -21,13 +21,13 @@ from bench.data import make_priorities, make_rows
 from bench.workloads import w1, w2
 from bench.workloads.base import Workload
 
-ROUNDS, CALLS = 15, 40
+CALLS, ROUNDS = 40, 15
 LINE = 64
 
 
 @dataclass
 class Part:
-    """Medians over rounds, in microseconds a call."""
+    """Medians over the same calls, in microseconds."""
 
     call: str
     total: float
@@ -63,13 +63,11 @@ def _measure(workload: Workload) -> Iterator[Part]:
         if operation.must is not None:
             call = _call(table, workload, operation.verb, operation.size)
             floor = _timed(floors.of(operation.verb, operation.size))
-            total = _timed(call)
             with _watched(table) as spent:
                 for _ in range(CALLS):
                     call()
                 spent.clear()
-                for _ in range(ROUNDS * CALLS):
-                    call()
+                total = _timed(call)
             kernels = {name: statistics.median(v) * 1e6 for name, v in spent.items()}
             yield Part(f"{workload.name} {operation.name}", total, kernels, floor)
 
@@ -88,14 +86,13 @@ def _call(table: Any, workload: Workload, verb: str, n: int) -> Callable[[], obj
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """Microseconds a call: the median over rounds of the mean over calls."""
-    rounds = []
-    for _ in range(ROUNDS):
+    """Microseconds of a call in the median."""
+    found = []
+    for _ in range(ROUNDS * CALLS):
         began = time.perf_counter()
-        for _ in range(CALLS):
-            call()
-        rounds.append((time.perf_counter() - began) / CALLS * 1e6)
-    return statistics.median(rounds)
+        call()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found) * 1e6
 
 
 @contextmanager

@@ -300,6 +300,12 @@ def test_one_line_is_logged_of_each_batch(caplog):
     run(main())
 
 
+def test_a_manager_shows_what_it_does():
+    task = Task("math", Numbers(), Timed())
+    manager = ColocatedManager([task], rc.RolloutBuffer())
+    assert repr(manager) == "ColocatedManager(math: PAUSED, version 0, 0 in flight)"
+
+
 def test_wrong_tasks_and_sizes_are_told():
     task = Task("math", Numbers(), Timed())
     with pytest.raises(rc.InvalidValue, match="two of the name 'math'"):
@@ -308,6 +314,10 @@ def test_wrong_tasks_and_sizes_are_told():
         ColocatedManager([], rc.RolloutBuffer())
     with pytest.raises(rc.InvalidValue, match=r"buffer: expected an rc\.RolloutBuffer"):
         ColocatedManager([task], [])
+    with pytest.raises(rc.InvalidValue, match=r"tasks: .*they come first, then the buffer"):
+        ColocatedManager(rc.RolloutBuffer(), [task])
+    with pytest.raises(rc.InvalidValue, match="tasks: expected Task objects, got 3"):
+        ColocatedManager(3, rc.RolloutBuffer())
     with pytest.raises(rc.InvalidValue, match="staleness: there is none for task 'math'"):
         ColocatedManager([task], rc.RolloutBuffer(staleness={"code": rc.Staleness()}))
 

@@ -781,6 +781,19 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
         OpenAIGenerator("http://localhost:1", "tiny", **{"max_tokens": 4, **options})
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "nonsense", "", None])
+def test_an_address_that_no_request_could_go_to_is_refused_when_it_is_made(url: Any) -> None:
+    with pytest.raises(InvalidValue, match=r"url: expected one such as http://localhost:8000/v1"):
+        OpenAIGenerator(url, "tiny", max_tokens=4)
+    with pytest.raises(InvalidValue, match="model: expected the name that the server knows it by"):
+        OpenAIGenerator("http://localhost:8000/v1", "", max_tokens=4)
+
+
+def test_a_generator_shows_where_it_sends_to() -> None:
+    generator = OpenAIGenerator("http://localhost:8000/v1", "tiny", max_tokens=4)
+    assert repr(generator) == "OpenAIGenerator('http://localhost:8000', 'tiny', 0 rollouts running)"
+
+
 @pytest.mark.parametrize("options", [{"attempts": 0}, {"first": -1}, {"most": float("nan")}])
 def test_wrong_retries_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidValue, match=next(iter(options))):

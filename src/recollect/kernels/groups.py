@@ -13,7 +13,7 @@ import numpy as np
 
 from recollect.kernels.compile import inner, kernel
 from recollect.kernels.layout import CELL, FIXED, OFFSET, SIZE
-from recollect.kernels.raw import copy_bytes, int8_at, int32_at, int64_at
+from recollect.kernels.raw import copy_bytes, fence, int8_at, int32_at, int64_at, stream_bytes
 from recollect.kernels.rows import (
     ARRAY_DATA,
     ARRAY_DIMENSIONS,
@@ -294,7 +294,10 @@ def _put_cell(base, tail, record, offset, source, length, size):
     """Copy a cell before the last one and note it in its record; returns where it begins."""
     if length > 0:
         tail -= _round_up(length * size)
-        copy_bytes(base + tail, source, length * size)
+        if length * size >= 1024:
+            stream_bytes(base + tail, source, length * size)
+        else:
+            copy_bytes(base + tail, source, length * size)
     descriptor = int32_at(record + offset)
     descriptor[0] = tail >> 3
     descriptor[1] = length
@@ -380,4 +383,5 @@ def write(
             source, elements = shared + about[TEXT_DATA], int64_at(shared + OBJECT_SIZE)[0]
         tail = _put_cell(base, tail, record, others[c, OFFSET], source, elements, others[c, SIZE])
     place[SHARED_TAIL] = tail
+    fence()
     return True

@@ -94,6 +94,12 @@ class Manager:
         self._judge = Judge(buffer, self.contexts)
         self._beside: list[asyncio.Task[None]] = []
 
+    def __repr__(self) -> str:
+        flying = sum(len(context.pending) for context in self.contexts.values())
+        names = ", ".join(self.tasks)
+        kind = type(self).__name__
+        return f"{kind}({names}: {self.state.value}, version {self.version}, {flying} in flight)"
+
     # -- looking ----------------------------------------------------------------------------------
     @property
     def state(self) -> State:
@@ -469,6 +475,9 @@ def wake(loop: asyncio.AbstractEventLoop, changed: Signal) -> None:
 
 
 def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:
+    if not isinstance(tasks, Iterable) and not isinstance(tasks, Task):
+        hint = "; they come first, then the buffer" if isinstance(tasks, RolloutBuffer) else ""
+        raise InvalidValue(f"tasks: expected Task objects, got {shown(tasks)}{hint}")
     found: dict[str, Task] = {}
     for task in [tasks] if isinstance(tasks, Task) else tasks:
         if not isinstance(task, Task):

@@ -241,15 +241,17 @@ class Core:
         ):
             return None
         if self.capacity is not None:
+            storage = table._storage
             promises = sum(promised.values()) if promised else 0
-            if len(self.storage) + promises >= self.capacity:
+            free = self.capacity - len(storage)
+            if free <= promises:
                 self._expire_overdue()
-            missing = len(self.storage) + 1 - self.capacity
-            if missing > 0:
-                if not self._drops_simply():
+                free = self.capacity - len(storage)
+            if free <= 0:
+                if free < 0 or not self._drops_simply(storage):
                     return None
                 self._overflowed(self.direct.evict(STALEST_FIRST))
-            elif missing + promises - (task in promised) > 0 and self.overflow != "drop_stalest":
+            elif promises - (task in promised) >= free and self.overflow != "drop_stalest":
                 return None  # what is free is promised to others
         lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
         known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
@@ -278,21 +280,20 @@ class Core:
     def _overflowed(self, key: int) -> None:
         """The same as `gone`, for one group of which nobody wants to know."""
         entry = self.entries.pop(key)
-        if self.by_id.get(entry.group_id) == key:
-            del self.by_id[entry.group_id]
+        known = self.by_id.pop(entry.group_id, key)
+        if known != key:
+            self.by_id[entry.group_id] = known  # put again since: that one stays
         self.stages.left((key,), (entry,))
         if entry.blobs:
             self.blobs.remove(entry.blobs)
         self.accounts[entry.task].left["overflow"] += 1
         self.table._left(1, "overflow", None)
 
-    def _drops_simply(self) -> bool:
+    def _drops_simply(self, storage: Storage) -> bool:
         """Whether a full buffer makes room by letting its stalest group go, and no more."""
-        storage = self.storage
         return (
             self.overflow == "drop_stalest"
             and self.table._remover is STALEST_FIRST
-            and len(storage) == self.capacity
             and not storage.hidden
             and not self.events.wants("discarded")
             and not (

@@ -81,7 +81,7 @@ class DirectInserts:
         if opened != storage._opened:
             storage._show_segments()
         indexing.expect_versions(fields)
-        partition = indexing.partition(tuple([fields.get(by) for by in storage._partition_by]))
+        partition = indexing.partition(tuple(map(fields.get, storage._partition_by)))
         indexing.reserve_one(partition)
         described = self._fields.describe(fields)
         key: int = self._enter(
@@ -118,7 +118,7 @@ class _Fields:
     def __init__(self, storage: MemoryStorage) -> None:
         self._storage = storage
         self._of: dict[str, FieldArray] = {}
-        self._known: list[tuple[str, FieldArray, Array, int]] = []
+        self._known: list[tuple[str, FieldArray, Array, int, str]] = []
         self._blocks = np.empty(0, np.int64)
 
     def describe(self, given: Mapping[str, Any]) -> Ints:
@@ -130,18 +130,21 @@ class _Fields:
                 items.field(name)
         if fields is not self._of or len(fields) != len(self._known):
             self._lay_out(fields)
-        for name, field, array, place in self._known:
+        numbers = self._numbers
+        for name, field, array, place, kind in self._known:
             value = given.get(name)
-            if field.kind == "str":
+            if kind == "str":
                 code = -1 if value is None else field.codes.get(value)
                 if code is None:
                     field.make_room(1)
                     code = field.code(value)
-                self._numbers[place] = code
-            elif field.kind == "float":
-                self._floats[place] = field.absent if value is None else value
+                numbers[place] = code
+            elif value is None:
+                numbers[place] = self._absent[place]
+            elif kind == "float":
+                self._floats[place] = value
             else:
-                self._numbers[place] = field.absent if value is None else value
+                numbers[place] = value
             if field.array is not array:
                 self._lay_out(fields)
                 return self.describe(given)
@@ -155,5 +158,11 @@ class _Fields:
         self._known = []
         for number, (name, field) in enumerate(fields.items()):
             array = field.array
-            self._blocks[BLOCK * number : BLOCK * number + 2] = array.ctypes.data, array.itemsize
-            self._known.append((name, field, array, BLOCK * number + 2))
+            place = BLOCK * number + 2
+            self._blocks[BLOCK * number : place] = array.ctypes.data, array.itemsize
+            self._known.append((name, field, array, place, field.kind))
+            if field.kind == "float":
+                self._floats[place] = field.absent
+            else:
+                self._numbers[place] = field.absent
+        self._absent = self._blocks.tolist()

@@ -82,6 +82,7 @@ class MemoryStorage:
         self._rows: RowStore | None = None
         self._shared: RowStore | None = None
         self._default = np.zeros(1)
+        self._slots = np.empty(64, np.int64)  # for kernels that need room for some
         self._random = np.random.SeedSequence(layout_.seed).generate_state(4, np.uint64)
         self._credits: Credits = {}
         self._orders: dict[str, Smallest] = {}  # those that no selector of the table asks for
@@ -257,13 +258,14 @@ class MemoryStorage:
             self._indexing.expect(priority)
         locations, payload = rows.append(new.rows, ONE_ROW, count)
         keys = np.empty(2 * count if tell else count, np.uint64)
-        slots = np.empty(count, np.int64)
+        if self._slots.size < count:
+            self._slots = np.empty(count, np.int64)
         if rows.opened != self._opened:
             self._show_segments()
         indexing.make_work(count)
         self._kernels.items.recycle(
             items.block, indexing.indexes.table, order, count, locations, payload, priority,
-            new.inserted_at, keys, slots, indexing.work,
+            new.inserted_at, keys, self._slots, indexing.work,
         )  # fmt: skip
         self._tidy(rows.opened)
         return keys
@@ -284,8 +286,6 @@ class MemoryStorage:
                 self._shared.drop(~last)
         shrunk = now[layout.ROWS] < self._fewer_rows or now[layout.PAYLOAD] < self._fewer_bytes
         if opened != self._opened or shrunk:
-            self._opened = opened
-            self._show_segments()
             self._compact()
 
     def _partitions_for(self, fields: Mapping[str, FieldValue], count: int) -> Array:

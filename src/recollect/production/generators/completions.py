@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from recollect.errors import GenerationError, shown
+from recollect.errors import GenerationError, InvalidValue, shown
 from recollect.optional import optional
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ class Endpoint:
         token_of: Callable[[str], int] | None,
         version_of: Callable[[Mapping[str, Any]], int | None],
     ) -> None:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise InvalidValue(
+                f"url: expected one such as http://localhost:8000/v1, got {shown(url)}"
+            )
         self.root = url.rstrip("/").removesuffix("/v1")
         self._headers = dict(headers)
         self._connect_timeout = connect_timeout

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from recollect.arguments import many
 from recollect.errors import GenerationError, InvalidValue, shown
 from recollect.production.generators.base import to_generate
 from recollect.production.generators.completions import (
@@ -121,6 +122,10 @@ class OpenAIGenerator:
                     "sampling: a seed for all requests would make the responses of a group equal; "
                     "give a function of group and rollout"
                 )
+        if not isinstance(model, str) or not model:
+            raise InvalidValue(
+                f"model: expected the name that the server knows it by, got {shown(model)}"
+            )
         bearer = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._endpoint = Endpoint(
             url,
@@ -141,6 +146,10 @@ class OpenAIGenerator:
         self._idle.set()
         self._paused = False
         self.version = version
+
+    def __repr__(self) -> str:
+        running = many(len(self._running), "rollout")
+        return f"OpenAIGenerator({self._endpoint.root!r}, {self._model!r}, {running} running)"
 
     async def __aenter__(self) -> Self:
         return self
