@@ -474,8 +474,8 @@ def wake(loop: asyncio.AbstractEventLoop, changed: Signal) -> None:
         loop.call_soon_threadsafe(changed.notify)
 
 
-def _by_name(tasks: Iterable[Task] | Task) -> dict[str, Task]:
-    if not isinstance(tasks, Iterable) and not isinstance(tasks, Task):
+def _by_name(tasks: Any) -> dict[str, Task]:
+    if not isinstance(tasks, Iterable | Task):
         hint = "; they come first, then the buffer" if isinstance(tasks, RolloutBuffer) else ""
         raise InvalidValue(f"tasks: expected Task objects, got {shown(tasks)}{hint}")
     found: dict[str, Task] = {}
