@@ -1,8 +1,9 @@
 """A run that is killed again and again: `resume_worker.py FOLDER SEED KILLS`.
 
 The process that is started loads everything once and then forks a child for each life; the child is
-killed with SIGKILL after a random time, until one comes to its end. At the end a line of JSON says
-how often that was and what happened.
+killed with SIGKILL after a random time, until one comes to its end. How long a life takes that
+nobody ends is found out first: so a quick machine kills as often as a slow one. At the end a line
+of JSON says how often that was and what happened.
 """
 
 from __future__ import annotations
@@ -40,27 +41,42 @@ def live(folder: Path, plan: Plan) -> None:
     asyncio.run(main())
 
 
+def begin(folder: Path, plan: Plan) -> int:
+    """Begin a life; returns the number of its process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            live(folder, plan)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def ended(child: int) -> int:
+    """Wait for the end of a life; returns its exit code."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 def main(folder: Path, seed: int, kills: int) -> int:
     plan = Plan.drawn(seed, unit=TICK)
     chance = random.Random(seed)
     kernels.load()
     kernels.load_tokens()
     killed = lives = 0
+    began = time.monotonic()
+    undisturbed = ended(begin(folder / "undisturbed", plan))
+    longest = (time.monotonic() - began) / 3
+    if undisturbed:
+        return undisturbed
     while True:
         lives += 1
-        child = os.fork()
-        if child == 0:
-            try:
-                live(folder, plan)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+        child = begin(folder, plan)
         if killed < kills:
-            time.sleep(chance.uniform(0.02, 0.35))
+            time.sleep(chance.uniform(0.0, longest))
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
+        code = ended(child)
         if code == -signal.SIGKILL:
             killed += 1
             continue

@@ -224,6 +224,49 @@ def test_the_last_groups_are_waited_for_though_some_are_filtered_late(kind):
     run(main())
 
 
+@pytest.mark.parametrize("kind", [ColocatedManager, DisaggregatedManager])
+def test_the_last_groups_are_taken_once_though_a_journal_is_slow_and_much_happens(
+    kind, monkeypatch
+):
+    taken = []
+
+    async def main():
+        buffer = buffer_of()
+        manager = managed(kind, buffer, prompts=Few(2))
+
+        class Follower:
+            def follow(self, effect):
+                pass
+
+            def settle(self, number):
+                pass
+
+        async def slow(effects, number, *, changed=True):
+            taken.extend(buffer.table._leases.held())
+            assert len(taken) < 20, "taken again and again"
+            await asyncio.sleep(1.0)
+
+        async def happens():
+            while True:
+                await asyncio.sleep(0.1)
+                manager._changed.notify()
+
+        buffer.table.follow(Follower())
+        monkeypatch.setattr(type(buffer.table._effects), "settle_async", slow)
+        noise = asyncio.create_task(happens())
+        if kind is DisaggregatedManager:
+            manager.start(4)
+            result = await manager.get_batch(4, 1)
+        else:
+            result = await manager.produce_batch(4, 1)
+        assert (len(names(result)), result.status) == (2, State.FINISHED)
+        noise.cancel()
+        await manager.shutdown()
+
+    run(main())
+    assert len(set(taken)) == 1
+
+
 # -- rewards and filters --------------------------------------------------------------------------
 def test_a_group_whose_reward_failed_is_failed_and_not_judged():
     async def main():

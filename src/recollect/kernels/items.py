@@ -594,14 +594,13 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     times = int32_at(items[A_RECORD])
     inserted = float64_at(items[A_INSERTED])
     sizes = int64_at(items[A_NBYTES])
-    slot = x[HEAD]
-    tail = x[TAIL]
+    first = slot = last = x[HEAD]
     key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
-    home = items[COUNTER] % items[SLOTS]
+    all_slots, differ = items[SLOTS], items[A_NBYTES] != 0
+    home = items[COUNTER] % all_slots
     left, leaving = np.int64(-1), np.int64(0)  # the segment of the last rows that left, how many
     sampled = np.int64(0)
     for i in range(n):
-        after = np.int64(following[slot])
         if items[DISPLACED] > 0 and _home(items, np.uint64(records[4 * slot + KEY])) != slot:
             _hash_remove(items, slot)
         segment = records[4 * slot + LOCATION] >> 32
@@ -615,8 +614,8 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
         records[4 * slot + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)
-        home = home + 1 if home + 1 < items[SLOTS] else np.int64(0)
-        if items[A_NBYTES] != 0:  # else every row has the same size
+        home = home + 1 if home + 1 < all_slots else np.int64(0)
+        if differ:  # else every row has the same size
             size = nbytes[i] if nbytes.size > 1 else nbytes[0]
             items[PAYLOAD] += size - sizes[slot]
             sizes[slot] = size
@@ -631,16 +630,15 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
             _follow_priority(items, slot, old, priority)
         keys_out[i] = key
         key += np.uint64(1)
-        slots[i] = slot
-        following[tail] = slot
-        previous[slot] = tail
-        tail = slot
-        slot = after
+        slots[i] = last = slot
+        slot = np.int64(following[slot])
     _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
     items[COUNTER] += n
     items[SAMPLED] -= sampled
-    following[tail] = -1
-    x[TAIL] = tail
+    following[x[TAIL]] = first  # the slots that were first follow the last, linked as they are
+    previous[first] = x[TAIL]
+    following[last] = -1
+    x[TAIL] = last
     x[HEAD] = slot
     previous[slot] = -1
     items[VISITS] += n

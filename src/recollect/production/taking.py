@@ -15,13 +15,12 @@ V = TypeVar("V")
 
 
 async def leased(
-    buffer: RolloutBuffer, sizes: Mapping[str, int], step: int, lease: float | bool
+    buffer: RolloutBuffer, sizes: Mapping[str, int], step: int, lease: float | bool, owner: str
 ) -> TakenBatch:
     """Take a batch; whoever is cancelled here, or while a journal is written, holds none.
 
     So there is a lease in any case. Who wanted none gets rid of it by `unleased`.
     """
-    owner = new_id()
     lease = True if lease is False else lease
     try:
         return await buffer.take_batch(sizes, train_step=step, lease=lease, owner=owner)
@@ -47,14 +46,16 @@ async def take_unless(
     """Wait for a batch in the buffer, or for a reason not to, which may be an error.
 
     Both are looked at in turn, the batch first: a reason that comes together with the batch that
-    it is about does not win over it.
+    it is about does not win over it. Nor does one that comes while a journal writes that the batch
+    was taken: what is missing from the buffer then is the batch itself.
     """
-    taking = asyncio.ensure_future(leased(buffer, sizes, step, lease))
+    owner = new_id()
+    taking = asyncio.ensure_future(leased(buffer, sizes, step, lease, owner))
     taking.add_done_callback(lambda _: changed.notify())
     found = None
     try:
         while not taking.done():
-            found = verdict()
+            found = None if _holds(buffer, owner) else verdict()
             if found is not None:
                 break
             await changed.after(changed.count)
@@ -66,6 +67,12 @@ async def take_unless(
         raise
     assert found is not None
     return found
+
+
+def _holds(buffer: RolloutBuffer, owner: str) -> bool:
+    table = buffer.table
+    with table._transaction():
+        return bool(table._leases.of_owner(owner))
 
 
 async def _ended(taking: asyncio.Future[TakenBatch]) -> bool:
