@@ -239,15 +239,15 @@ class ThroughFiles:
             r: peer["values"][number] for r, peer in fresh.items() if number in peer["values"]
         }
         gave_up = [rank for rank, answer in answers.items() if answer == GIVEN_UP]
-        if gave_up:
-            raise WaitTimeout(f"{_ranks(gave_up)} waited too long for the others and gave up")
-        if len(answers) == self._size - 1:
-            return list(answers.values())
         silent = [r for r in range(self._size) if r != self._rank and r not in answers]
+        if gave_up and not silent:
+            raise WaitTimeout(f"{_ranks(gave_up)} waited too long for the others and gave up")
+        if not silent:
+            return list(answers.values())
         ended = [r for r in silent if r in self._gone or _over(fresh.get(r))]
         if ended:
             raise RanksGone(f"{_ranks(ended)} crashed or ended, so no step can be agreed on")
-        if time.monotonic() >= deadline:
+        if gave_up or time.monotonic() >= deadline:  # who gave up waited for the same ranks
             raise WaitTimeout(
                 f"{_ranks(silent)} did not answer within {self._timeout:g} s, so no step could be "
                 "agreed on; is every rank running, and calling with the same path?"
