@@ -61,6 +61,14 @@ def managed(kind, buffer, *, prompts=None, generator=None, strategy=None, task="
     return kind([task], buffer)
 
 
+async def batch_of(manager, size):
+    """The first batch, of either kind of manager."""
+    if isinstance(manager, ColocatedManager):
+        return await manager.produce_batch(size, 1)
+    manager.start(size)
+    return await manager.get_batch(size, 1)
+
+
 def promised(buffer):
     return buffer.stats()["promised"]
 
@@ -174,11 +182,7 @@ def test_a_shutdown_ends_the_wait_for_the_last_rewards(kind):
     async def main():
         buffer = buffer_of(needs=("reward",))
         manager = managed(kind, buffer, prompts=Few(3), generator=Unscored())
-        if kind is ColocatedManager:
-            waiting = asyncio.create_task(manager.produce_batch(4, 1))
-        else:
-            manager.start(4)
-            waiting = asyncio.create_task(manager.get_batch(4, 1))
+        waiting = asyncio.create_task(batch_of(manager, 4))
         await asyncio.sleep(5)
         assert not waiting.done()
         await manager.shutdown()
@@ -206,11 +210,7 @@ def test_the_last_groups_are_waited_for_though_some_are_filtered_late(kind):
         buffer = buffer_of(needs=("reward",))
         valid = lambda group: group[0].reward > 0  # noqa: E731
         manager = managed(kind, buffer, prompts=Few(3), generator=Unscored(), valid=valid)
-        if kind is ColocatedManager:
-            waiting = asyncio.create_task(manager.produce_batch(4, 1))
-        else:
-            manager.start(4)
-            waiting = asyncio.create_task(manager.get_batch(4, 1))
+        waiting = asyncio.create_task(batch_of(manager, 4))
         await asyncio.sleep(5)
         for place, group in enumerate(await buffer.claim(3, "reward")):
             reward = float(place != 1)
@@ -254,11 +254,7 @@ def test_the_last_groups_are_taken_once_though_a_journal_is_slow_and_much_happen
         buffer.table.follow(Follower())
         monkeypatch.setattr(type(buffer.table._effects), "settle_async", slow)
         noise = asyncio.create_task(happens())
-        if kind is DisaggregatedManager:
-            manager.start(4)
-            result = await manager.get_batch(4, 1)
-        else:
-            result = await manager.produce_batch(4, 1)
+        result = await batch_of(manager, 4)
         assert (len(names(result)), result.status) == (2, State.FINISHED)
         noise.cancel()
         await manager.shutdown()

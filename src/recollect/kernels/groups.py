@@ -12,7 +12,23 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.kernels.compile import inner, kernel
-from recollect.kernels.layout import CELL, FIXED, OFFSET, SIZE
+from recollect.kernels.layout import (
+    CELL,
+    FIXED,
+    GROUP_PAYLOAD,
+    GROUP_STORED,
+    HAS_LOGPROBS,
+    HAS_MASK,
+    HAS_REWARD,
+    HAS_VERSIONS,
+    OFFSET,
+    OLDEST,
+    SHARED_PAYLOAD,
+    SHARED_STORED,
+    SIZE,
+    SOME_NAN,
+    TOGETHER,
+)
 from recollect.kernels.raw import copy_bytes, fence, int8_at, int32_at, int64_at, stream_bytes
 from recollect.kernels.rows import (
     ARRAY_DATA,
@@ -37,13 +53,6 @@ PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its h
     RESPONSE, LOGPROBS, MASK, VERSIONS, REWARD, PROMPT, SEGMENT, ATTEMPT, ERROR, REWARDS, TURNS,
     EXTRAS, BLOBS, ARRAYS, STATUS, REASON, DISPATCH, COMPLETED, INT,
 ) = range(31)  # fmt: skip
-
-# What `look` finds: which of the optional arrays there are, sizes in bytes, whether a logprob is
-# not a number, the lowest version of a token, whether all rollouts were dispatched at one version.
-(
-    HAS_LOGPROBS, HAS_MASK, HAS_REWARD, PAYLOAD, STORED, SHARED_PAYLOAD, SHARED_STORED, NAN,
-    HAS_VERSIONS, OLDEST, TOGETHER,
-) = range(11)  # fmt: skip
 
 # What `write` gets and changes: where the next record and the last cell of two segments are.
 BASE, STRIDE, TAIL, ROW, SHARED_BASE, SHARED_STRIDE, SHARED_TAIL, SHARED_ROW = range(8)
@@ -252,8 +261,8 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
     for c in range(rows.shape[0]):
         if rows[c, CELL] == FIXED:
             payload += n * rows[c, SIZE]
-    found[PAYLOAD] = payload + n * (8 * found[HAS_REWARD] + said)
-    found[STORED] = stored + n * (8 * found[HAS_REWARD] + _round_up(said))
+    found[GROUP_PAYLOAD] = payload + n * (8 * found[HAS_REWARD] + said)
+    found[GROUP_STORED] = stored + n * (8 * found[HAS_REWARD] + _round_up(said))
     found[SHARED_PAYLOAD] = 4 * prompts + named + told
     found[SHARED_STORED] = _round_up(4 * prompts) + _round_up(named) + _round_up(told)
     return n
@@ -271,7 +280,7 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
     `rows` are the columns of rows; `nans` asks for a look at logprobs.
     """
     n = _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found)
-    found[NAN] = 0
+    found[SOME_NAN] = 0
     found[OLDEST] = np.int64(1) << 40
     for row in range(n):
         rollout = int64_at(int64_at(rollouts + LIST_ITEMS)[0])[row]
@@ -282,7 +291,7 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
                 return False
         if nans and found[HAS_LOGPROBS]:
             logprobs = int64_at(int64_at(rollout + about[LOGPROBS])[0] + ARRAY_DATA)[0]
-            found[NAN] |= _some_nan(logprobs, length)
+            found[SOME_NAN] |= _some_nan(logprobs, length)
         if found[HAS_VERSIONS]:
             versions = int64_at(int64_at(rollout + about[VERSIONS])[0] + ARRAY_DATA)[0]
             found[OLDEST] = min(found[OLDEST], _lowest(versions, length))
@@ -319,13 +328,13 @@ def write(
     `each` where they differ. They are completed, of segment 0 and at their first attempt.
     """
     parts = found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD], found[HAS_VERSIONS]
-    payload, others_payload = found[PAYLOAD], found[SHARED_PAYLOAD]
-    stored, others_stored = found[STORED], found[SHARED_STORED]
+    payload, others_payload = found[GROUP_PAYLOAD], found[SHARED_PAYLOAD]
+    stored, others_stored = found[GROUP_STORED], found[SHARED_STORED]
     n = _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found)
     if (
         n < 0
         or parts != (found[HAS_LOGPROBS], found[HAS_MASK], found[HAS_REWARD], found[HAS_VERSIONS])
-        or (payload, stored) != (found[PAYLOAD], found[STORED])
+        or (payload, stored) != (found[GROUP_PAYLOAD], found[GROUP_STORED])
         or (others_payload, others_stored) != (found[SHARED_PAYLOAD], found[SHARED_STORED])
     ):
         return False

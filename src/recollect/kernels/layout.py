@@ -140,3 +140,23 @@ DIRECTORY_BASE = 0  # the directory of segments: one row each
 DIRECTORY_STRIDE = 1
 DIRECTORY_COLUMNS = 2  # columns that the segment knows; later ones are absent in it
 DIRECTORY_BLOCK = 3
+
+# -- a field of one new item, as `kernels.single` gets it ----------------------------------------
+FIELD_ARRAY = 0  # the address of the field's array
+FIELD_BYTES = 1  # of a value
+FIELD_VALUE = 2  # its bits
+FIELD_BLOCK = 3
+
+# -- what `kernels.groups` finds out about a group -----------------------------------------------
+HAS_LOGPROBS = 0  # which of the optional arrays there are
+HAS_MASK = 1
+HAS_REWARD = 2
+GROUP_PAYLOAD = 3  # bytes that count, and bytes in segments: of rows, then of shared cells
+GROUP_STORED = 4
+SHARED_PAYLOAD = 5
+SHARED_STORED = 6
+SOME_NAN = 7  # whether a logprob is not a number
+HAS_VERSIONS = 8
+OLDEST = 9  # the lowest version of a token
+TOGETHER = 10  # whether all rollouts were dispatched at one version
+GROUP_BLOCK = 11

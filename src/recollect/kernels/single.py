@@ -21,6 +21,10 @@ from recollect.kernels.layout import (
     A_SHARED_NBYTES,
     A_SHARED_ROWS,
     COUNTER,
+    FIELD_ARRAY,
+    FIELD_BLOCK,
+    FIELD_BYTES,
+    FIELD_VALUE,
     KEY,
     LIVE,
     ORIGIN,
@@ -30,10 +34,6 @@ from recollect.kernels.layout import (
 )
 from recollect.kernels.orders import order_first, order_remove
 from recollect.kernels.raw import int8_at, int32_at, int64_at
-
-# What `enter` gets of each field: where its array is, the bytes of a value, and the value's bits.
-ARRAY, BYTES, VALUE = 0, 1, 2
-FIELD_BLOCK = 3
 
 
 @kernel(
@@ -65,12 +65,12 @@ def enter(
     int64_at(items[A_SHARED_ROWS])[shared >> 32] += 1
     for k in range(count):
         field = fields[FIELD_BLOCK * k :]
-        if field[BYTES] == 1:
-            int8_at(field[ARRAY])[slot] = field[VALUE]
-        elif field[BYTES] == 4:
-            int32_at(field[ARRAY])[slot] = field[VALUE]
+        if field[FIELD_BYTES] == 1:
+            int8_at(field[FIELD_ARRAY])[slot] = field[FIELD_VALUE]
+        elif field[FIELD_BYTES] == 4:
+            int32_at(field[FIELD_ARRAY])[slot] = field[FIELD_VALUE]
         else:
-            int64_at(field[ARRAY])[slot] = field[VALUE]
+            int64_at(field[FIELD_ARRAY])[slot] = field[FIELD_VALUE]
     if items[A_DELIVERIES] != 0:
         int32_at(items[A_DELIVERIES])[slot] = 0
     if items[A_REVISION] != 0:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
-from os import PathLike
 
 from recollect.arguments import whole
 from recollect.errors import ProductionError
@@ -18,8 +17,6 @@ from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taking import take_unless
-from recollect.production.task import Task
-from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 
@@ -51,18 +48,7 @@ class DisaggregatedManager(Manager):
     {'math': 2}
     """
 
-    def __init__(
-        self,
-        tasks: Iterable[Task] | Task,
-        buffer: RolloutBuffer,
-        *,
-        drain_timeout: float = 300.0,
-        checkpoints: str | PathLike[str] | None = None,
-        bars: bool | None = None,
-    ) -> None:
-        super().__init__(
-            tasks, buffer, drain_timeout=drain_timeout, checkpoints=checkpoints, bars=bars
-        )
+    def _set_up(self) -> None:
         self._batch_size: BatchSize = 0
         self._background: list[asyncio.Task[None]] = []
         # The signal's count when a target last grew, and when the look began that last found all

@@ -93,6 +93,10 @@ class Manager:
         self.bars = Bars(self.tasks, shown=bars)
         self._judge = Judge(buffer, self.contexts)
         self._beside: list[asyncio.Task[None]] = []
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What a kind of manager has beside."""
 
     def __repr__(self) -> str:
         flying = sum(len(context.pending) for context in self.contexts.values())

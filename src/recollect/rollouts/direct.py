@@ -18,6 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect import kernels
+from recollect.kernels.layout import (
+    GROUP_BLOCK,
+    GROUP_PAYLOAD,
+    GROUP_STORED,
+    HAS_LOGPROBS,
+    HAS_MASK,
+    HAS_REWARD,
+    HAS_VERSIONS,
+    OLDEST,
+    SHARED_PAYLOAD,
+    SHARED_STORED,
+    SOME_NAN,
+    TOGETHER,
+)
 from recollect.query import FieldType
 from recollect.rollouts.cells import to_json
 from recollect.rollouts.encoding import ROWS, Entry, described, tag_of
@@ -60,9 +74,11 @@ class Known(NamedTuple):
     @property
     def columns(self) -> list[Any]:
         """For those who ask which columns have cells: something where one has, and None."""
-        logprobs, mask, reward = self.sizes[:3]
-        here = {"response_ids": 1, "logprobs": logprobs, "loss_mask": mask, "reward": reward}
-        here["versions"] = self.sizes[8]
+        sizes = self.sizes
+        here = {
+            "response_ids": 1, "logprobs": sizes[HAS_LOGPROBS], "loss_mask": sizes[HAS_MASK],
+            "reward": sizes[HAS_REWARD], "versions": sizes[HAS_VERSIONS],
+        }  # fmt: skip
         return [here.get(name) or None for name in ROWS]
 
 
@@ -104,7 +120,7 @@ class Direct:
         about = described(group)
         text = to_json(about) if about else None
         group_id, prompt = group.group_id, group.prompt_ids
-        found = np.empty(11, np.int64)
+        found = np.empty(GROUP_BLOCK, np.int64)
         stamped = version is not None
         if not self._kernels.look(
             id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text), stamped,
@@ -112,18 +128,18 @@ class Direct:
         ):  # fmt: skip
             return None
         sizes = tuple(found.tolist())
-        sent = _dispatched(rollouts, sizes[10] == 1, version)
+        sent = _dispatched(rollouts, sizes[TOGETHER] == 1, version)
         if sent is None:
             return None
         lowest, each = sent
         oldest = NONE if version is None else version
-        if sizes[8]:
-            oldest = sizes[9]
+        if sizes[HAS_VERSIONS]:
+            oldest = sizes[OLDEST]
             if oldest < 0:  # tool output
                 return None
             if rule.measure == "dispatch" and each.size and each.min() < 0:
                 return None  # for some rollouts the dispatch counts, for others their tokens
-        elif sizes[7]:  # tool output among tokens that are to be stamped
+        elif sizes[SOME_NAN]:  # tool output among tokens that are to be stamped
             return None
         counted = lowest
         if oldest >= 0 and (rule.measure == "oldest_token" or lowest < 0):
@@ -138,7 +154,7 @@ class Direct:
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
         entry = Entry(group_id, group.task, ids, counted, 0.0)
-        stamp = NONE if version is None or sizes[8] else version
+        stamp = NONE if version is None or sizes[HAS_VERSIONS] else version
         return Known(
             rollouts, prompt, reason, text, stamp, lowest, each, found, sizes, fields, expires,
             entry,
@@ -159,9 +175,9 @@ class Direct:
             return done
 
         count = len(entry.rollout_ids)
-        return self._inserts.insert(
-            count, (sizes[4], sizes[6]), (sizes[3], sizes[5]), known.fields, now, write
-        )
+        stored = sizes[GROUP_STORED], sizes[SHARED_STORED]
+        payload = sizes[GROUP_PAYLOAD], sizes[SHARED_PAYLOAD]
+        return self._inserts.insert(count, stored, payload, known.fields, now, write)
 
     def ever_archived(self) -> bool:
         """Whether a group may be archived."""

@@ -21,8 +21,6 @@ from recollect.storage.memory import MemoryStorage
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
 
-BLOCK = 3  # what kernels get of a field: where its array is, bytes of a value, the value
-
 
 class DirectInserts:
     """Items with shared cells, one at a time. Its caller holds the lock of the storage."""
@@ -153,13 +151,14 @@ class _Fields:
     def _lay_out(self, fields: dict[str, FieldArray]) -> None:
         """Fields were added, or have other arrays."""
         self._of = fields
-        self._blocks = np.empty(BLOCK * len(fields), np.int64)
+        blocks = np.empty((len(fields), layout.FIELD_BLOCK), np.int64)
+        self._blocks = blocks.reshape(-1)
         self._numbers, self._floats = self._blocks.data, self._blocks.view(np.float64).data
         self._known = []
         for number, (name, field) in enumerate(fields.items()):
-            array = field.array
-            place = BLOCK * number + 2
-            self._blocks[BLOCK * number : place] = array.ctypes.data, array.itemsize
+            array, place = field.array, number * layout.FIELD_BLOCK + layout.FIELD_VALUE
+            blocks[number, layout.FIELD_ARRAY] = array.ctypes.data
+            blocks[number, layout.FIELD_BYTES] = array.itemsize
             self._known.append((name, field, array, place, field.kind))
             if field.kind == "float":
                 self._floats[place] = field.absent
