@@ -116,13 +116,15 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
         mass = total(x, address)
     for i in range(n):
         probability[i] = unit_of(random, i, n, stratified) * mass
-    descend(x, address, chosen, probability, n, stratified != 0)
+    records = items[A_RECORD] if x[A_MEMBERS] == 0 else np.int64(0)  # by leaf, or by member
+    descend(x, address, chosen, probability, n, stratified != 0, records)
     leaves = float64_at(address)
     for i in range(n):
         place = chosen[i]
         probability[i] = leaves[place] / mass
         chosen[i] = slot_at(x, place)
-        prefetch(items[A_RECORD] + 32 * chosen[i])
+        if records == 0:
+            prefetch(items[A_RECORD] + 32 * chosen[i])
     items[VISITS] += n * x[LEVELS]
 
 

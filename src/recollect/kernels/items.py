@@ -596,37 +596,45 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     sizes = int64_at(items[A_NBYTES])
     first = slot = last = x[HEAD]
     key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
-    all_slots, differ = items[SLOTS], items[A_NBYTES] != 0
+    all_slots, differ, hashed = items[SLOTS], items[A_NBYTES] != 0, items[DISPLACED] > 0
     home = items[COUNTER] % all_slots
+    place, step = locations[0], np.int64(locations.size == 1)
+    priority, tell = priorities[0], keys_out.size > n
     left, leaving = np.int64(-1), np.int64(0)  # the segment of the last rows that left, how many
     sampled = np.int64(0)
     for i in range(n):
-        if items[DISPLACED] > 0 and _home(items, np.uint64(records[4 * slot + KEY])) != slot:
+        record = 4 * slot
+        if hashed and _home(items, np.uint64(records[record + KEY])) != slot:
             _hash_remove(items, slot)
-        segment = records[4 * slot + LOCATION] >> 32
+        segment = records[record + LOCATION] >> 32
         if segment != left:
             if leaving > 0:
                 _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
             left, leaving = segment, np.int64(0)
         leaving += 1
-        if keys_out.size > n:
-            keys_out[n + i] = np.uint64(records[4 * slot + KEY])
-        records[4 * slot + KEY] = np.int64(key)
+        if tell:
+            keys_out[n + i] = np.uint64(records[record + KEY])
+        records[record + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)
+            hashed = True
         home = home + 1 if home + 1 < all_slots else np.int64(0)
         if differ:  # else every row has the same size
             size = nbytes[i] if nbytes.size > 1 else nbytes[0]
             items[PAYLOAD] += size - sizes[slot]
             sizes[slot] = size
-        records[4 * slot + LOCATION] = locations[i] if locations.size > 1 else locations[0] + i
-        sampled += times[8 * slot + TIMES]
-        times[8 * slot + TIMES] = 0
+        if step == 0:
+            place = locations[i]
+        records[record + LOCATION] = place
+        place += step
+        sampled += times[2 * record + TIMES]
+        times[2 * record + TIMES] = 0
         inserted[slot] = now
-        priority = priorities[i] if priorities.size > 1 else priorities[0]
-        old = numbers[4 * slot + PRIORITY]
+        if priorities.size > 1:
+            priority = priorities[i]
+        old = numbers[record + PRIORITY]
         if priority != old:
-            numbers[4 * slot + PRIORITY] = priority
+            numbers[record + PRIORITY] = priority
             _follow_priority(items, slot, old, priority)
         keys_out[i] = key
         key += np.uint64(1)
@@ -654,9 +662,9 @@ def _depends_on_times(items, table):
     return False
 
 
-@inner("void(ints, table, float_table, int64)")
-def _fill(items, ints, floats, n):
-    """What a batch says of each of its items, as of now.
+@inner("void(ints, table, float_table, int64, int64)")
+def _fill(items, ints, floats, n, more):
+    """What a batch says of each of its items, after so many more times that each was sampled.
 
     The rows of a small batch are asked for: they are copied as soon as the lock is free.
     """
@@ -676,8 +684,10 @@ def _fill(items, ints, floats, n):
             row = directory[entry + DIRECTORY_BASE] + (location & LOW) * stride
             for line in range(0, min(stride + 63, np.int64(256)), 64):
                 prefetch(row + line)
-        ints[IN_TIMES, i] = times[8 * slot + TIMES]
+        times[8 * slot + TIMES] += more
         floats[IN_PRIORITY, i] = numbers[4 * slot + PRIORITY]
+    for i in range(n):  # not before: an item may be there twice
+        ints[IN_TIMES, i] = times[8 * ints[IN_SLOT, i] + TIMES]
 
 
 @inner("void(table, ints, int64, float64, int64, int64, float64, float_table)")
@@ -749,13 +759,11 @@ def choose(
     times = int32_at(items[A_RECORD])
     partitions = int32_at(items[A_PARTITION])
     dependents = verb == SAMPLE and _depends_on_times(items, table)
-    counted = 0
-    if verb == SAMPLE and not (one_by_one or dependents or limit > 0 or items[A_PARTITION] != 0):
-        for i in range(n):  # the common case, where nothing but the count changes
-            times[8 * chosen[i] + TIMES] += 1
+    plain = verb == SAMPLE and not (one_by_one or dependents or limit > 0)
+    plain = plain and items[A_PARTITION] == 0
+    if plain:  # the common case, where nothing but the count changes
         items[SAMPLED] += n
-        counted = n
-    for i in range(counted, n if verb == SAMPLE else 0):
+    for i in range(n if verb == SAMPLE and not plain else 0):
         if one_by_one:
             unit = unit_of(random, i, n, stratified)
             chosen[i], probability[i] = draw_from_all(items, table, rows, unit)
@@ -783,12 +791,10 @@ def choose(
         count_visible(items, chosen, n, -1)
         set_state(items, chosen, n, LEASED)
         each_index(items, table, chosen, n, REMOVE, 0, popped, work)
-        if verb == TAKE:  # not before: orders compare by what is counted here
-            for i in range(n):
-                times[8 * chosen[i] + TIMES] += 1
     if verb != EVICT:
         _importance(table, rows, n, beta, normalize, size, smallest, floats)
-    _fill(items, ints, floats, n)
+    # only now: orders compare by what is counted here
+    _fill(items, ints, floats, n, np.int64(plain or verb == TAKE))
     return left
 
 

@@ -96,12 +96,12 @@ def _copy_of(width):
     return copy
 
 
-_copy_32 = _copy_of(32)
-_copy_16 = _copy_of(16)
-_copy_8 = _copy_of(8)
-_copy_4 = _copy_of(4)
-_copy_2 = _copy_of(2)
-_copy_1 = _copy_of(1)
+copy_32 = _copy_of(32)
+copy_16 = _copy_of(16)
+copy_8 = _copy_of(8)
+copy_4 = _copy_of(4)
+copy_2 = _copy_of(2)
+copy_1 = _copy_of(1)
 
 
 @njit
@@ -117,57 +117,23 @@ def copy_bytes(target, source, size):
         last = size - 16
         done = 0
         while done + 32 <= size:
-            _copy_32(target + done, source + done)
+            copy_32(target + done, source + done)
             done += 32
         if done < last:
-            _copy_16(target + done, source + done)
+            copy_16(target + done, source + done)
         if done < size:
-            _copy_16(target + last, source + last)
+            copy_16(target + last, source + last)
     elif size >= 8:
-        _copy_8(target, source)
-        _copy_8(target + size - 8, source + size - 8)
+        copy_8(target, source)
+        copy_8(target + size - 8, source + size - 8)
     elif size >= 4:
-        _copy_4(target, source)
-        _copy_4(target + size - 4, source + size - 4)
+        copy_4(target, source)
+        copy_4(target + size - 4, source + size - 4)
     elif size >= 2:
-        _copy_2(target, source)
-        _copy_2(target + size - 2, source + size - 2)
+        copy_2(target, source)
+        copy_2(target + size - 2, source + size - 2)
     elif size == 1:
-        _copy_1(target, source)
-
-
-@njit
-def copy_cells(target, stride, source, size, n):
-    """Copy n cells that lie side by side to places a stride apart."""
-    if size == 4:
-        for i in range(n):
-            _copy_4(target + i * stride, source + 4 * i)
-    elif size == 8:
-        for i in range(n):
-            _copy_8(target + i * stride, source + 8 * i)
-    elif size == 1:
-        for i in range(n):
-            _copy_1(target + i * stride, source + i)
-    else:
-        for i in range(n):
-            copy_bytes(target + i * stride, source + i * size, size)
-
-
-@njit
-def collect_cells(target, source, stride, size, n):
-    """Copy n cells from places a stride apart, so that they lie side by side."""
-    if size == 4:
-        for i in range(n):
-            _copy_4(target + 4 * i, source + i * stride)
-    elif size == 8:
-        for i in range(n):
-            _copy_8(target + 8 * i, source + i * stride)
-    elif size == 1:
-        for i in range(n):
-            _copy_1(target + i, source + i * stride)
-    else:
-        for i in range(n):
-            copy_bytes(target + i * size, source + i * stride, size)
+        copy_1(target, source)
 
 
 @intrinsic
@@ -267,47 +233,44 @@ def sum_of_16(typing_context, address):
 @intrinsic
 def prefix_under(typing_context, address, left):
     """Among 16 float64, none negative: how many of their running sums are at most `left`, and the
-    last of these sums (0 where there is none). In vectors of four, without a branch.
+    last of these sums (0 where there is none). In two vectors of eight, without a branch.
     """
-    number = ir.DoubleType()
-    four = ir.VectorType(number, 4)
-    places = ir.VectorType(ir.IntType(32), 4)
+    eight = ir.VectorType(ir.DoubleType(), 8)
     result = types.Tuple((types.int64, types.float64))
 
     def generate(context, builder, signature, arguments):
         address, left = arguments
-        zero = ir.Constant(four, None)
+        zero = ir.Constant(eight, None)
 
-        def permuted(vector, other, order):
-            return builder.shuffle_vector(vector, other, ir.Constant(places, order))
+        def permuted(vector, *order):  # 8 stands for a zero
+            places = ir.Constant(ir.VectorType(ir.IntType(32), 8), order)
+            return builder.shuffle_vector(vector, zero, places)
 
-        def everywhere(value):
-            first = builder.insert_element(zero, value, ir.IntType(32)(0))
-            return permuted(first, zero, [0, 0, 0, 0])
+        def everywhere(vector, place):
+            return permuted(vector, *[place] * 8)
 
         def larger(a, b):
             return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-        bound = everywhere(left)
-        count = ir.Constant(ir.VectorType(ir.IntType(64), 4), None)
-        before, carried = zero, zero
-        for part in range(4):
-            begin = builder.add(address, ir.IntType(64)(32 * part))
-            sums = builder.load(builder.inttoptr(begin, four.as_pointer()), align=8, typ=four)
-            sums = builder.fadd(sums, permuted(sums, zero, [4, 0, 1, 2]))
-            sums = builder.fadd(sums, permuted(sums, zero, [4, 5, 0, 1]))
-            sums = builder.fadd(sums, carried)
-            carried = permuted(sums, zero, [3, 3, 3, 3])
-            reached = builder.fcmp_ordered("<=", sums, bound)
-            count = builder.sub(count, builder.sext(reached, count.type))
-            before = larger(before, builder.select(reached, sums, zero))
-        before = larger(before, permuted(before, zero, [2, 3, 0, 1]))
-        before = larger(before, permuted(before, zero, [1, 0, 3, 2]))
-        count = builder.add(count, permuted(count, count, [2, 3, 0, 1]))
-        count = builder.add(count, permuted(count, count, [1, 0, 3, 2]))
-        first = ir.IntType(32)(0)
-        parts = builder.extract_element(count, first), builder.extract_element(before, first)
-        return context.make_tuple(builder, result, parts)
+        def running(place):
+            begin = builder.add(address, ir.IntType(64)(place))
+            sums = builder.load(builder.inttoptr(begin, eight.as_pointer()), align=8, typ=eight)
+            sums = builder.fadd(sums, permuted(sums, 8, 0, 8, 2, 8, 4, 8, 6))
+            sums = builder.fadd(sums, permuted(sums, 8, 8, 1, 1, 8, 8, 5, 5))
+            return builder.fadd(sums, permuted(sums, 8, 8, 8, 8, 3, 3, 3, 3))
+
+        bound = everywhere(builder.insert_element(zero, left, ir.IntType(32)(0)), 0)
+        low, high = running(0), running(64)
+        high = builder.fadd(high, everywhere(low, 7))
+        reached = [builder.fcmp_ordered("<=", sums, bound) for sums in (low, high)]
+        counts = [builder.ctpop(builder.bitcast(one, ir.IntType(8))) for one in reached]
+        count = builder.zext(builder.add(*counts), ir.IntType(64))
+        before = larger(*map(builder.select, reached, (low, high), (zero, zero)))
+        before = larger(before, permuted(before, 4, 5, 6, 7, 0, 1, 2, 3))
+        before = larger(before, permuted(before, 2, 3, 0, 1, 6, 7, 4, 5))
+        before = larger(before, permuted(before, 1, 0, 3, 2, 5, 4, 7, 6))
+        last = builder.extract_element(before, ir.IntType(32)(0))
+        return context.make_tuple(builder, result, (count, last))
 
     return result(types.int64, types.float64), generate
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from recollect.kernels.cells import collect_cells, copy_cells
 from recollect.kernels.compile import inner, kernel
 from recollect.kernels.layout import (
     CELL,
@@ -23,9 +24,7 @@ from recollect.kernels.layout import (
     SIZE,
 )
 from recollect.kernels.raw import (
-    collect_cells,
     copy_bytes,
-    copy_cells,
     fence,
     int8_at,
     int32_at,
@@ -44,8 +43,10 @@ ARRAY_DTYPE = 56
 ARRAY_FLAGS = 64  # int32
 CONTIGUOUS = 1
 
-AHEAD = 16  # rows between a prefetch and its copy
 BLOCK = 64  # rows that are written column by column
+MANY = 1 << 16  # bytes that are written past the caches
+NARROW = 512  # bytes of a row of which a block stays in the nearest cache
+GATHERED = 16  # rows that are read so: fewer, because they come from anywhere
 STREAMED = 8 << 20  # bytes of an output that are more than a cache keeps
 
 
@@ -104,24 +105,46 @@ def _round_up(size):
     return (size + 7) & ~np.int64(7)
 
 
+@inner("void(int64, int64, int64, int64, table, int64)")
+def _lay(record, stride, start, n, columns, list_id):
+    """Copy n rows of the arrays in a list, from row `start` on, to records side by side."""
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for c in range(columns.shape[0]):
+        size = columns[c, SIZE]
+        source = data_of(objects[c]) + start * size
+        copy_cells(record + columns[c, OFFSET], stride, source, size, size, n)
+
+
 @inner("void(int64, int64, int64, int64, int64, table, int64)")
 def _copy_fixed(base, stride, first, begin, end, columns, list_id):
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for start in range(begin, end, BLOCK):
-        stop = min(start + BLOCK, end)
-        record = base + (first + start - begin) * stride
-        for c in range(columns.shape[0]):
-            size = columns[c, SIZE]
-            source = data_of(objects[c]) + start * size
-            copy_cells(record + columns[c, OFFSET], stride, source, size, stop - start)
+    """Block by block, so that records stay in the cache until all columns came.
+
+    Many rows go past the caches: nobody reads them soon, and what they replace need not be read
+    before. Only whole cache lines go, so blocks are put together elsewhere, and begin with a row
+    whose number is a multiple of theirs, so with a line.
+    """
+    n = end - begin
+    if n * stride < MANY or stride > NARROW:
+        for done in range(0, n, BLOCK):
+            record = base + (first + done) * stride
+            _lay(record, stride, begin + done, min(BLOCK, n - done), columns, list_id)
+        return
+    block = np.empty(BLOCK * stride + 128, np.uint8)
+    lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
+    done = 0
+    while done < n:
+        some = min(BLOCK - ((first + done) % BLOCK), n - done)
+        record = base + (first + done) * stride
+        staged = lines + (record & 63)
+        _lay(staged, stride, begin + done, some, columns, list_id)
+        stream_bytes(record, staged, some * stride)
+        done += some
+    fence()
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
 def append_fixed(base, stride, first, begin, end, columns, list_id):
-    """Copy rows [begin, end) of the arrays in a list to records `first`, ...
-
-    Block by block, so that records stay in the cache until all columns came.
-    """
+    """Copy rows [begin, end) of the arrays in a list to records `first`, ..."""
     _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
@@ -144,7 +167,7 @@ def take_fixed(base, stride, first, begin, end, columns, list_id):
         for c in range(columns.shape[0]):
             size = columns[c, SIZE]
             target = data_of(objects[c]) + start * size
-            collect_cells(target, record + columns[c, OFFSET], stride, size, stop - start)
+            copy_cells(target, size, record + columns[c, OFFSET], stride, size, stop - start)
 
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)", nogil=False)
@@ -225,42 +248,74 @@ def _record(directory, location):
     return directory[segment, DIRECTORY_BASE] + row * directory[segment, DIRECTORY_STRIDE]
 
 
-@kernel("void(table, ints, table, int64)")
-def gather(directory, locations, columns, list_id):
-    """Copy the fixed columns of rows, each into the array at its place in a list.
+@inner("int64(table, ints, int64, int64, int64)")
+def _ask(directory, locations, i, first, width):
+    """Find the record of a row, and ask for its lines from the first one given on, up to four."""
+    record = _record(directory, locations[i])
+    for line in range(64 * first, min(width + 63, np.int64(256)), 64):
+        prefetch(record + min(line, width - 1))
+    return record
 
-    More than a cache could hold goes past it.
+
+@inner("void(table, ints, table, int64, int64)")
+def _gather_narrow(directory, locations, columns, objects_id, width):
+    """By blocks, column by column, while the lines of the next block are on their way: one with
+    each column, because a processor that is asked for many at once waits.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    count = columns.shape[0]
-    targets = np.empty(count, np.int64)
-    n = locations.size
-    width = np.int64(0)
-    for c in range(count):
-        if columns[c, CELL] == FIXED:
-            targets[c] = data_of(objects[c])
-            width = max(width, columns[c, OFFSET] + columns[c, SIZE])
-    lines = min((width + 63) >> 6, np.int64(4))
-    streams = n * width >= STREAMED
-    for i in range(min(AHEAD, n)):
-        record = _record(directory, locations[i])
-        for line in range(lines):
-            prefetch(record + 64 * line)
-    for i in range(n):
-        if i + AHEAD < n:
-            following = _record(directory, locations[i + AHEAD])
-            for line in range(lines):
-                prefetch(following + 64 * line)
-        record = _record(directory, locations[i])
+    objects = int64_at(objects_id)
+    n, count = locations.size, columns.shape[0]
+    records = np.empty(GATHERED, np.int64)
+    following = np.empty(GATHERED, np.int64)
+    for i in range(min(GATHERED, n)):
+        following[i] = _ask(directory, locations, i, 0, width)
+    for start in range(0, n, GATHERED):
+        stop = start + GATHERED
+        records, following = following, records
+        for i in range(stop, min(stop + GATHERED, n)):
+            following[i - stop] = _ask(directory, locations, i, count, width)
         for c in range(count):
             if columns[c, CELL] == FIXED:
+                offset, size = columns[c, OFFSET], columns[c, SIZE]
+                target = data_of(objects[c]) + start * size
+                line = min(64 * c, width - 1)
+                some = min(GATHERED, n - start)
+                collect_cells(target, records, offset, size, some, following, line)
+
+
+@inner("void(table, ints, table, int64, int64)")
+def _gather_wide(directory, locations, columns, objects_id, width):
+    """Row by row. More than a cache could hold goes past it."""
+    objects = int64_at(objects_id)
+    n = locations.size
+    streams = n * width >= STREAMED
+    for i in range(n):
+        if i + GATHERED < n:
+            _ask(directory, locations, i + GATHERED, 0, width)
+        record = _record(directory, locations[i])
+        for c in range(columns.shape[0]):
+            if columns[c, CELL] == FIXED:
                 size = columns[c, SIZE]
+                target = data_of(objects[c]) + i * size
                 if streams and size >= 1024:
-                    stream_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+                    stream_bytes(target, record + columns[c, OFFSET], size)
                 else:
-                    copy_bytes(targets[c] + i * size, record + columns[c, OFFSET], size)
+                    copy_bytes(target, record + columns[c, OFFSET], size)
     if streams:
         fence()
+
+
+@kernel("void(table, ints, table, int64)")
+def gather(directory, locations, columns, list_id):
+    """Copy the fixed columns of rows, each into the array at its place in a list."""
+    width = np.int64(0)
+    for c in range(columns.shape[0]):
+        if columns[c, CELL] == FIXED:
+            width = max(width, columns[c, OFFSET] + columns[c, SIZE])
+    objects_id = int64_at(list_id + LIST_ITEMS)[0]
+    if width <= NARROW:
+        _gather_narrow(directory, locations, columns, objects_id, width)
+    else:
+        _gather_wide(directory, locations, columns, objects_id, width)
 
 
 @kernel("void(table, ints, table, ints, table, int8[:, ::1])")

@@ -16,6 +16,8 @@ from recollect.kernels.compile import inner
 from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
 from recollect.kernels.raw import float64_at, prefetch, prefix_under, sum_of_16
 
+BELOW_ONE = 0.999999999999
+
 
 @inner("float64(floats, int64)")
 def smallest_of_node(values, first):
@@ -83,36 +85,51 @@ def child_under(tree, address, first, left):
         child = min(child, np.int64(15))
         while child > 0 and tree[first + child] <= 0.0:
             child -= 1
-        left = tree[first + child] * 0.999999999999
+        left = tree[first + child] * BELOW_ONE
     return child, left
 
 
 @inner("void(floats, int64, int64, ints, floats, int64)")
 def _spread(tree, base, width, nodes, rest, n):
-    """Find the nodes of one level for numbers that rise, in one walk along the level."""
-    node = np.int64(0)
+    """Find the nodes of one level for numbers of which each stands in its n-th of the whole.
+
+    Such numbers rise, and where a node ends says nearly how many stand before it: one comparison
+    makes it exact. A walk along both would go one way or the other without a rule, and
+    processors are slow where they can't foresee.
+    """
+    ends = np.empty(width + 1)
+    ends[0] = 0.0
     last = np.int64(0)  # the last node with any weight: rounding may lead past it
-    before = 0.0
+    for node in range(width):
+        ends[node + 1] = ends[node] + tree[base + node]
+        if tree[base + node] > 0.0:
+            last = np.int64(node)
+    scale = n / ends[width]
+    nodes[:n] = 0
+    for node in range(width):
+        end = ends[node + 1]
+        before = min(np.int64(end * scale), n - 1)
+        before += rest[before] < end
+        while before < n and rest[before] < end:
+            before += 1
+        while before > 0 and rest[before - 1] >= end:
+            before -= 1
+        if before < n:
+            nodes[before] += 1  # from this number on, the node lies behind
+    found = np.int64(0)
     for i in range(n):
-        while node < width and rest[i] >= before + tree[base + node]:
-            if tree[base + node] > 0.0:
-                last = node
-            before += tree[base + node]
-            node += 1
-        if node < width:
-            nodes[i] = node
-            rest[i] -= before
-        else:
-            nodes[i] = last
-            rest[i] = tree[base + last] * 0.999999999999
+        found += nodes[i]
+        nodes[i] = found if found < width else last
+        rest[i] = rest[i] - ends[found] if found < width else tree[base + last] * BELOW_ONE
 
 
-@inner("void(ints, int64, ints, floats, int64, boolean)")
-def descend(x, address, nodes, rest, n, rising):
+@inner("void(ints, int64, ints, floats, int64, boolean, int64)")
+def descend(x, address, nodes, rest, n, rising, records):
     """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
 
-    A leaf of weight zero is never found. Numbers that rise, as stratified ones do, skip the
-    levels that are no wider than their count.
+    A leaf of weight zero is never found. Stratified numbers, which rise, skip the levels that are
+    no wider than their count. The record of 32 bytes that belongs to a leaf is asked for, where
+    there is one.
     """
     tree = float64_at(address)
     top = x[LEVELS] - 1
@@ -136,6 +153,8 @@ def descend(x, address, nodes, rest, n, rising):
             if level > 0:
                 prefetch(below + 128 * child)
                 prefetch(below + 128 * child + 64)
+            else:
+                prefetch(records + 32 * child)
 
 
 @inner("int64(ints, int64, float64)")
