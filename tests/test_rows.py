@@ -81,6 +81,26 @@ def test_an_append_over_several_segments_loses_nothing():
         assert np.array_equal(table.get(keys)["x"], x)
 
 
+@pytest.mark.parametrize("size", [*range(1, 131), 255, 256, 257, 500, 511, 512, 513, 1100, 5000])
+def test_cells_of_every_size_come_back_whole(size):
+    """Kernels copy cells of different sizes, and few and many rows, in different ways."""
+    table = rc.Table("t", capacity=3000, remover=rc.Fifo(), seed=0)
+    rng = np.random.default_rng(size)
+    for n in (1, 7, 64, 65, 900, 901):
+        given = {
+            "cells": rng.integers(0, 256, (n, size), np.uint8),
+            "flag": rng.random(n) < 0.5,
+            "more": rng.integers(0, 256, (n, size), np.uint8),
+            "number": rng.random(n),
+        }
+        keys = table.insert(given)
+        order = rng.permutation(n)
+        found = table.get(keys[order])
+        for name, column in given.items():
+            assert np.array_equal(found[name], column[order]), name
+    assert len(table) == 1938
+
+
 def test_a_segment_is_recycled_when_its_last_row_is_gone():
     table = rc.Table("t", capacity=100)
     for i in range(300):

@@ -106,6 +106,32 @@ def test_every_size_draws_what_it_weighs(size: int) -> None:
         assert table.update(keys, priority=priorities).all()
 
 
+@pytest.mark.parametrize("kind", ["alike", "skewed", "steep", "few"])
+@pytest.mark.parametrize(("size", "n"), [(300, 64), (300, 4096), (5000, 300), (70_000, 2500)])
+def test_every_draw_lies_in_its_stratum(size: int, n: int, kind: str) -> None:
+    """The i-th draw is of an item whose weight lies, in part, in the i-th of n parts of all."""
+    rng = np.random.default_rng(size + n)
+    priorities = 0.5 + rng.random(size)
+    if kind == "skewed":
+        priorities = rng.pareto(0.5, size)
+    elif kind == "steep":
+        priorities = 0.9 ** np.arange(size, dtype=float)
+    elif kind == "few":
+        priorities[rng.random(size) < 0.999] = 0.0
+        priorities[size // 2] = 1.0
+    table = rc.Table("t", capacity=size, sampler=rc.Prioritized(alpha=1.0), seed=size)
+    table.insert({"x": np.arange(size)}, priority=priorities)
+    weights = np.maximum(priorities, np.where(priorities > 0, np.finfo(float).tiny, 0.0))
+    ends = np.cumsum(weights)
+    rounding = 1e-9 * ends[-1]
+    for _ in range(3):
+        drawn = table.sample(n)["x"]
+        assert (weights[drawn] > 0).all()
+        assert (ends[drawn] + rounding >= np.arange(n) / n * ends[-1]).all()
+        begins = ends[drawn] - weights[drawn]
+        assert (begins - rounding <= np.arange(1, n + 1) / n * ends[-1]).all()
+
+
 @pytest.mark.parametrize("size", [1, 16, 17, 256, 257, 5000])
 def test_the_last_and_the_first_leaf_alone_are_found(size: int) -> None:
     """All weight on one leaf, at the ends of the tree and of its nodes."""
