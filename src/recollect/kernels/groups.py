@@ -29,7 +29,7 @@ from recollect.kernels.layout import (
     SOME_NAN,
     TOGETHER,
 )
-from recollect.kernels.raw import copy_bytes, fence, int8_at, int32_at, int64_at, stream_bytes
+from recollect.kernels.raw import fence, int8_at, int32_at, int64_at, store_bytes
 from recollect.kernels.rows import (
     ARRAY_DATA,
     ARRAY_DIMENSIONS,
@@ -303,10 +303,7 @@ def _put_cell(base, tail, record, offset, source, length, size):
     """Copy a cell before the last one and note it in its record; returns where it begins."""
     if length > 0:
         tail -= _round_up(length * size)
-        if length * size >= 1024:
-            stream_bytes(base + tail, source, length * size)
-        else:
-            copy_bytes(base + tail, source, length * size)
+        store_bytes(base + tail, source, length * size)
     descriptor = int32_at(record + offset)
     descriptor[0] = tail >> 3
     descriptor[1] = length

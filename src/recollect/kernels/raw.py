@@ -13,6 +13,7 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+STREAMED_CELL = 1024  # bytes of a cell that are worth going past the caches
 _EVERYTHING = 1 << 48  # a length no index reaches: views by address carry no length of their own
 
 
@@ -176,6 +177,15 @@ def stream_bytes(target, source, size):
         _stream_32(target + done + 32, source + done + 32)
         done += 64
     copy_bytes(target + done, source + done, size - done)
+
+
+@njit
+def store_bytes(target, source, size):
+    """Copy bytes that nobody reads soon, past the caches where they are many; `fence` follows."""
+    if size >= STREAMED_CELL:
+        stream_bytes(target, source, size)
+    else:
+        copy_bytes(target, source, size)
 
 
 def _prefetch_to(writing):

@@ -24,12 +24,14 @@ from recollect.kernels.layout import (
     SIZE,
 )
 from recollect.kernels.raw import (
+    STREAMED_CELL,
     copy_bytes,
     fence,
     int8_at,
     int32_at,
     int64_at,
     prefetch,
+    store_bytes,
     stream_bytes,
 )
 
@@ -105,52 +107,65 @@ def _round_up(size):
     return (size + 7) & ~np.int64(7)
 
 
-@inner("void(int64, int64, int64, int64, table, int64)")
-def _lay(record, stride, start, n, columns, list_id):
-    """Copy n rows of the arrays in a list, from row `start` on, to records side by side."""
+@inner("void(int64, int64, int64, int64, table, int64, boolean)")
+def _lay(record, stride, begin, n, columns, list_id, streams):
+    """Copy n rows of the arrays in a list, from row `begin` on, to records side by side.
+
+    By blocks, so that records stay in the cache until all columns came.
+    """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for c in range(columns.shape[0]):
-        size = columns[c, SIZE]
-        source = data_of(objects[c]) + start * size
-        copy_cells(record + columns[c, OFFSET], stride, source, size, size, n)
+    block = BLOCK if stride <= NARROW else 1
+    for done in range(0, n, block):
+        some = min(block, n - done)
+        for c in range(columns.shape[0]):
+            size = columns[c, SIZE]
+            target = record + done * stride + columns[c, OFFSET]
+            source = data_of(objects[c]) + (begin + done) * size
+            if streams and size >= STREAMED_CELL:
+                for i in range(some):
+                    stream_bytes(target + i * stride, source + i * size, size)
+            else:
+                copy_cells(target, stride, source, size, size, some)
 
 
 @inner("void(int64, int64, int64, int64, int64, table, int64)")
 def _copy_fixed(base, stride, first, begin, end, columns, list_id):
-    """Block by block, so that records stay in the cache until all columns came.
+    """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
-    before. Only whole cache lines go, so blocks are put together elsewhere, and begin with a row
-    whose number is a multiple of theirs, so with a line.
+    before. Only whole cache lines go, so blocks of narrow rows are put together elsewhere, and
+    begin with a row whose number is a multiple of theirs, so with a line.
     """
     n = end - begin
-    if n * stride < MANY or stride > NARROW:
-        for done in range(0, n, BLOCK):
-            record = base + (first + done) * stride
-            _lay(record, stride, begin + done, min(BLOCK, n - done), columns, list_id)
-        return
-    block = np.empty(BLOCK * stride + 128, np.uint8)
-    lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
-    done = 0
-    while done < n:
-        some = min(BLOCK - ((first + done) % BLOCK), n - done)
-        record = base + (first + done) * stride
-        staged = lines + (record & 63)
-        _lay(staged, stride, begin + done, some, columns, list_id)
-        stream_bytes(record, staged, some * stride)
-        done += some
-    fence()
+    record = base + first * stride
+    many = n * stride >= MANY
+    if not many or stride > NARROW:
+        _lay(record, stride, begin, n, columns, list_id, many)
+    else:
+        block = np.empty(BLOCK * stride + 128, np.uint8)
+        lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
+        some = BLOCK - first % BLOCK
+        while begin < end:
+            some = min(some, end - begin)
+            staged = lines + (record & 63)
+            _lay(staged, stride, begin, some, columns, list_id, False)
+            stream_bytes(record, staged, some * stride)
+            record += some * stride
+            begin += some
+            some = np.int64(BLOCK)
+    if many:
+        fence()
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
 def append_fixed(base, stride, first, begin, end, columns, list_id):
-    """Copy rows [begin, end) of the arrays in a list to records `first`, ..."""
+    """`_copy_fixed`, under the GIL: for the rows of an insert."""
     _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def place_fixed(base, stride, first, begin, end, columns, list_id):
-    """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
+    """The same without it, for many rows at once: a load has two threads do it."""
     _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
@@ -172,7 +187,7 @@ def take_fixed(base, stride, first, begin, end, columns, list_id):
 
 @kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)", nogil=False)
 def append_varying(base, stride, tail, first, begin, end, columns, sources):
-    """The same where a column is ragged or optional; returns where varying cells begin now.
+    """`append_fixed` where a column is ragged or optional; returns where varying cells begin now.
 
     `sources` holds three entries a column: the ids of its data, its offsets and its presence
     flags, 0 where there is none. They are replaced by the addresses of the data.
@@ -196,8 +211,9 @@ def append_varying(base, stride, tail, first, begin, end, columns, sources):
             if length > 0:
                 start = int64_at(offsets)[row] if x[CELL] == RAGGED else row
                 tail -= _round_up(length * size)
-                copy_bytes(base + tail, source + start * size, length * size)
+                store_bytes(base + tail, source + start * size, length * size)
             descriptor[0] = tail >> 3
+    fence()
     return tail
 
 
@@ -296,8 +312,8 @@ def _gather_wide(directory, locations, columns, objects_id, width):
             if columns[c, CELL] == FIXED:
                 size = columns[c, SIZE]
                 target = data_of(objects[c]) + i * size
-                if streams and size >= 1024:
-                    stream_bytes(target, record + columns[c, OFFSET], size)
+                if streams:
+                    store_bytes(target, record + columns[c, OFFSET], size)
                 else:
                     copy_bytes(target, record + columns[c, OFFSET], size)
     if streams:
@@ -360,8 +376,8 @@ def gather_cells(directory, locations, columns, varying, offsets, list_id, begin
             source = base + (np.int64(int32_at(record + x[OFFSET])[0]) << 3)
             start = offsets[k, i] if x[CELL] == RAGGED else np.int64(i)
             target = data_of(objects[k]) + start * x[SIZE]
-            if streams and size >= 1024:
-                stream_bytes(target, source, size)
+            if streams:
+                store_bytes(target, source, size)
             else:
                 copy_bytes(target, source, size)
     if streams:
