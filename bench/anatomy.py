@@ -2,7 +2,8 @@
 
 Kernels are timed by wrapping their entry points while calls run. The rest of a call is Python:
 checks, the lock, making arrays. The floor is a loop that reads the same cache lines of a tree and
-of records at random, and copies the same rows, with nothing else: no draw, no key, no lock.
+of records at random, and copies the same rows, with nothing else: no draw, no key, no lock; for an
+insert it writes as many rows and records, side by side.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bench.workloads.base import Workload
 
 CALLS, ROUNDS = 40, 15
 LINE = 64
+DIFFERENT = 16  # batches that are inserted in turn
 
 
 @dataclass
@@ -74,7 +76,7 @@ def _measure(workload: Workload) -> Iterator[Part]:
 
 def _call(table: Any, workload: Workload, verb: str, n: int) -> Callable[[], object]:
     if verb == "insert":
-        some = itertools.cycle([make_rows(workload.columns, n, seed) for seed in range(16)])
+        some = itertools.cycle([make_rows(workload.columns, n, seed) for seed in range(DIFFERENT)])
         return lambda: table.insert(next(some))
     if verb == "sample":
         return lambda: table.sample(n)
@@ -147,13 +149,15 @@ class _Floors:
             [np.ascontiguousarray(p[:: len(p) // n][:n]) for p in self._places]
         )
         into = np.empty((n, self._workload.payload), np.uint8)
-        starts = itertools.cycle(range(0, self._workload.rows - n, 997 * max(n, 64)))
+        given = itertools.cycle([into.copy() for _ in range(DIFFERENT)])
+        starts = itertools.cycle(range(0, self._workload.rows - n, n))
 
         def run() -> None:
             places = next(chosen)
             if verb == "insert":
                 start = next(starts)
-                self._rows[start : start + n] = into
+                self._rows[start : start + n] = next(given)
+                self._records[start : start + n] += 1.0
                 return
             if self._workload.prioritized:
                 self._touch(self._nodes, places >> 4)

@@ -32,11 +32,12 @@ reward and a version, no prompt. Each implementation runs alone, in turn, with a
 `take` removes is put again before the next one, outside the clock. Every batch is collated to the
 same columns: the tokens, logprobs and masks of all rollouts one after the other, and the length,
 reward and version of each; where a library returns a list of objects, one concatenate per column
-is part of the call. After filling, the content of a batch is compared with what was put. The floor
-copies as many bytes as a batch has, from memory that no cache holds, into memory that is reused.
-'W4 memory' is the growth of the process after ten times the capacity went through; the stores of
-Ray and TransferQueue are in other processes and are not shown. 'W4 lists' is beside it and has no
-ratios: what it is compared with is a reconstruction that we wrote, not a library.
+is part of the call. After filling, the content of a batch is compared with what was put, and an
+eighth of the store is overwritten; then operations are timed. The floor copies as many bytes as a
+batch has, from memory that no cache holds, into memory that is reused. 'W4 memory' is the growth
+of the process after ten times the capacity went through; the stores of Ray and TransferQueue are
+in other processes and are not shown. 'W4 lists' is beside it and has no ratios: what it is
+compared with is a reconstruction that we wrote, not a library.
 
 W5 counts steps that were drawn: 32 sequences of 64 are 2,048. Every implementation is fed the same
 endless stream of episodes of 200 to 1,000 steps of one environment, in stretches of 64 steps. In

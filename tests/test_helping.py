@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,13 +12,141 @@ import numpy as np
 import pytest
 
 import recollect as rc
+from recollect.kernels import layout
 from recollect.storage import helping, rows
 
 
 @pytest.fixture
 def two_cores(monkeypatch):
+    """As on a machine with two cores, however few bytes there are."""
     monkeypatch.setattr(helping, "cores", lambda: 2)
     monkeypatch.setattr(rows, "MANY_CELLS", 0)
+
+
+def ragged_table(items, seed=0, longest=400):
+    """A table of cells whose content says which item they are of."""
+    table = rc.Table("t", capacity=items, seed=seed)
+    lengths = np.random.default_rng(seed).integers(0, longest, items)
+    table.insert(
+        {
+            "x": np.arange(items),
+            "r": rc.Ragged.from_list([np.full(n, i) for i, n in enumerate(lengths)]),
+            "s": rc.Ragged.from_list([np.full(n, -i, np.int16) for i, n in enumerate(lengths)]),
+        }
+    )
+    return table, lengths
+
+
+def check_whole(batch, lengths):
+    """Every cell is that of its row."""
+    x = batch["x"]
+    np.testing.assert_array_equal(batch["r"].lengths, lengths[x])
+    np.testing.assert_array_equal(batch["r"].values, np.repeat(x, lengths[x]))
+    np.testing.assert_array_equal(batch["s"].values, np.repeat(-x, lengths[x]).astype(np.int16))
+
+
+def begun(table, items):
+    """A copy of a batch that has begun and is not finished."""
+    chosen = table._storage.sample(table._sampler, items, None, True, 0)
+    return chosen._reader.begin(np.empty)
+
+
+def test_the_other_thread_copies_while_this_one_holds_the_gil(two_cores):
+    table, lengths = ragged_table(500)
+    table.sample(500)
+    crew = helping._crew
+    gathering = begun(table, 500)
+    deadline = time.monotonic() + 20.0
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(60.0)  # nobody gets the GIL of this thread
+    try:
+        while crew.job[layout.JOB_NEXT] <= helping.PARTS and time.monotonic() < deadline:
+            pass
+        assert crew.job[layout.JOB_NEXT] > helping.PARTS  # all parts, by the other thread alone
+    finally:
+        sys.setswitchinterval(switching)
+    columns, _ = gathering.finish()
+    check_whole(columns, lengths)
+
+
+def test_a_copy_that_is_given_up_lets_the_other_thread_go(two_cores):
+    table, lengths = ragged_table(300)
+    table.sample(1)
+    for _ in range(200):
+        gathering = begun(table, 300)
+        assert not helping._crew.busy.acquire(blocking=False)
+        del gathering
+        assert helping._crew.busy.acquire(blocking=False)
+        helping._crew.busy.release()
+    check_whole(table.sample(300), lengths)
+
+
+def test_who_finds_the_other_thread_copying_copies_alone(two_cores):
+    table, lengths = ragged_table(300)
+    table.sample(1)
+    with helping._crew.busy:
+        before = helping._crew.job.copy()
+        check_whole(table.sample(300), lengths)
+        np.testing.assert_array_equal(helping._crew.job, before)
+
+
+def test_threads_that_copy_at_once_all_get_whole_batches(two_cores):
+    table, lengths = ragged_table(400, longest=900)
+    errors = []
+
+    def draw():
+        try:
+            for _ in range(150):
+                check_whole(table.sample(200), lengths)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=draw) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_one_core_copies_alone(monkeypatch):
+    monkeypatch.setattr(rows, "MANY_CELLS", 0)
+    monkeypatch.setattr(helping, "cores", lambda: 1)
+    monkeypatch.setattr(helping, "_crew", None)
+    table, lengths = ragged_table(300)
+    check_whole(table.sample(300), lengths)
+    assert helping._crew is None
+
+
+def test_a_forked_process_copies_with_a_thread_of_its_own(two_cores):
+    table, lengths = ragged_table(300)
+    check_whole(table.sample(300), lengths)
+    parent = helping._crew
+    child = os.fork()
+    if child == 0:
+        try:
+            check_whole(table.sample(300), lengths)
+            fine = helping._crew is not None and helping._crew is not parent
+            os._exit(0 if fine else 3)
+        except BaseException:
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_ends_though_the_thread_never_does():
+    code = """
+import numpy as np, recollect as rc
+from recollect.storage import helping
+helping.cores = lambda: 2
+table = rc.Table("t", capacity=64)
+table.insert({"r": rc.Ragged.from_list([np.zeros(20_000) for _ in range(64)])})
+table.sample(64)
+print(helping._crew is not None)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
 def test_every_stretch_is_copied_once_by_one_of_two_threads(two_cores):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -40,7 +41,12 @@ def load_dealing() -> Any:
 def _tables() -> Any:
     from recollect.kernels import items, rows, saving
 
-    return SimpleNamespace(items=items, rows=rows, saving=saving)
+    found = SimpleNamespace(items=items, rows=rows, saving=saving, helping=None)
+    if sys.platform == "linux":  # elsewhere there are no such semaphores
+        from recollect.kernels import helping
+
+        found.helping = helping
+    return found
 
 
 def _steps() -> Any:

@@ -160,3 +160,21 @@ HAS_VERSIONS = 8
 OLDEST = 9  # the lowest version of a token
 TOGETHER = 10  # whether all rollouts were dispatched at one version
 GROUP_BLOCK = 11
+
+# -- a copy that two threads share, see `kernels.helping` ----------------------------------------
+JOB_WITHIN = 0  # threads that are in it, and JOB_CLOSED where no more may come
+JOB_NEXT = 8  # the first part that nobody has: in a cache line of its own
+JOB_SEMAPHORE = 16  # of the C library, four words
+JOB_PARTS = 24
+JOB_ROWS = 25
+JOB_DIRECTORY = 26  # an address, as all that follow: of what `copy_varying` calls so
+JOB_SEGMENTS = 27  # how many the directory has
+JOB_LOCATIONS = 28
+JOB_COLUMNS = 29
+JOB_WHOLE = 30  # how many columns there are,
+JOB_VARYING = 31
+JOB_CELLS = 32  # and how many of them vary
+JOB_OFFSETS = 33
+JOB_TARGETS = 34
+JOB_BLOCK = 35
+JOB_CLOSED = 1 << 32

@@ -32,7 +32,7 @@ def _pointer_to(dtype):
 
 _int8_pointer = _pointer_to(types.int8)
 _int32_pointer = _pointer_to(types.int32)
-_int64_pointer = _pointer_to(types.int64)
+int64_pointer = _pointer_to(types.int64)
 _uint64_pointer = _pointer_to(types.uint64)
 float64_pointer = _pointer_to(types.float64)
 
@@ -49,7 +49,7 @@ def int32_at(address):
 
 @njit
 def int64_at(address):
-    return carray(_int64_pointer(address), _EVERYTHING)
+    return carray(int64_pointer(address), _EVERYTHING)
 
 
 @njit
@@ -161,6 +161,24 @@ def fence(typing_context):
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+def _atomic(operation):
+    @intrinsic
+    def change(typing_context, address, value):
+        def generate(context, builder, signature, arguments):
+            place = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+            return builder.atomic_rmw(operation, place, arguments[1], "seq_cst")
+
+        return types.int64(types.int64, types.int64), generate
+
+    return change
+
+
+# Change the int64 at an address so that no other thread comes between; return what it was.
+atomic_add = _atomic("add")
+atomic_and = _atomic("and")
+atomic_or = _atomic("or")
 
 
 @njit

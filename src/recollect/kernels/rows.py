@@ -350,15 +350,14 @@ def measure(directory, locations, columns, varying, offsets, present):
             offsets[k, i + 1] = offsets[k, i] + max(length, np.int64(0))
 
 
-@kernel("void(table, ints, table, ints, table, int64, int64, int64)")
-def gather_cells(directory, locations, columns, varying, offsets, list_id, begin, end):
-    """Copy varying columns of the rows [begin, end), each into the array at its place in a list.
+@inner("void(table, ints, table, ints, table, ints, int64, int64)")
+def copy_varying(directory, locations, columns, varying, offsets, targets, begin, end):
+    """Copy varying columns of the rows [begin, end), each to its target.
 
     Ragged cells go end to end, optional ones each to its row. Cells grow from the back of a
     segment, so the last is read first: then addresses rise, and the processor fetches the next
     cell by itself while one is copied. More than a cache could hold goes past it.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
     count = varying.size
     total = np.int64(0)
     for k in range(count):
@@ -375,10 +374,26 @@ def gather_cells(directory, locations, columns, varying, offsets, list_id, begin
             size = length * x[SIZE]
             source = base + (np.int64(int32_at(record + x[OFFSET])[0]) << 3)
             start = offsets[k, i] if x[CELL] == RAGGED else np.int64(i)
-            target = data_of(objects[k]) + start * x[SIZE]
+            target = targets[k] + start * x[SIZE]
             if streams:
                 store_bytes(target, source, size)
             else:
                 copy_bytes(target, source, size)
     if streams:
         fence()
+
+
+@inner("void(int64, ints)")
+def data_of_all(list_id, targets):
+    """The data addresses of the arrays in a list."""
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for k in range(targets.size):
+        targets[k] = data_of(objects[k])
+
+
+@kernel("void(table, ints, table, ints, table, int64)")
+def gather_cells(directory, locations, columns, varying, offsets, list_id):
+    """Copy varying columns of rows, each into the array at its place in a list."""
+    targets = np.empty(varying.size, np.int64)
+    data_of_all(list_id, targets)
+    copy_varying(directory, locations, columns, varying, offsets, targets, 0, locations.size)

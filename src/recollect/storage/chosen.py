@@ -87,7 +87,7 @@ class MemoryChosen:
     def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
         """Copy the payload; needs no lock."""
         allocate = self._allocate if allocate is None else allocate
-        columns, present = self._reader.gather(allocate, self.columns)
+        gathering = self._reader.begin(allocate, self.columns)
         shared = shared_present = None
         if self._shared is not None:
             shared, shared_present = self._shared.gather(allocate)
@@ -104,6 +104,7 @@ class MemoryChosen:
             "times_sampled": ints[TIMES],
         }
         info = Info(arrays, self.table_size, lease, later)
+        columns, present = gathering.finish()
         return Batch._make(columns, info, shared, present, shared_present)
 
 

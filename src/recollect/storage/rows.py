@@ -22,7 +22,7 @@ from recollect.ragged import Ragged
 from recollect.schema import Column, Rows, Schema
 from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
-from recollect.storage.helping import in_parts
+from recollect.storage.helping import SharedCopy
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -35,7 +35,6 @@ SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
 MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
-PARTS = 8  # that two threads share
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
 
@@ -128,7 +127,7 @@ class RowStore:
     """All rows of one kind (rows, or shared cells) of a table. Its caller holds the lock."""
 
     def __init__(self, schema: Schema, kernels: Any, pool: BufferPool) -> None:
-        self._kernels = kernels.rows
+        self._kernels = kernels
         self._pool = pool
         self._next_size = SMALLEST
         self._limit = LARGEST
@@ -211,7 +210,9 @@ class RowStore:
         payload = np.empty(items, np.int64)
         stored = np.empty(items, np.int64)
         self._fill_sources(rows)
-        self._kernels.measure_input(self.table, self._sources, per_item, items, payload, stored)
+        self._kernels.rows.measure_input(
+            self.table, self._sources, per_item, items, payload, stored
+        )
         segment = self._open
         need = rows.count * self.stride + int(stored.sum())
         if segment is None or segment.tail - segment.rows * self.stride < need:
@@ -261,7 +262,7 @@ class RowStore:
         for segment, first, begin, end in stretches:
             low, high = max(begin, before), min(end, upto)
             if low < high:
-                self._kernels.place_fixed(
+                self._kernels.rows.place_fixed(
                     segment.base, self.stride, first + low - begin, low - before, high - before,
                     self.table, id(rows.columns),
                 )  # fmt: skip
@@ -300,7 +301,7 @@ class RowStore:
             self._fill_sources(rows)
             self._write_varying(segment, begin, end)
             return
-        self._kernels.append_fixed(
+        self._kernels.rows.append_fixed(
             segment.base, self.stride, segment.rows, begin, end, self.table, id(rows.columns)
         )
         segment.rows += end - begin
@@ -308,7 +309,7 @@ class RowStore:
 
     def _write_varying(self, segment: Segment, begin: int, end: int) -> None:
         """Copy rows [begin, end) of the sources, which the kernel replaces by their addresses."""
-        segment.tail = self._kernels.append_varying(
+        segment.tail = self._kernels.rows.append_varying(
             segment.base, self.stride, segment.tail, segment.rows, begin, end, self.table,
             self._sources,
         )  # fmt: skip
@@ -498,22 +499,19 @@ class Reader:
         self, allocate: Allocate, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
         """Copy the rows into new columns; also, for optional columns, which cells are present."""
+        return self.begin(allocate, names).finish()
+
+    def begin(self, allocate: Allocate, names: Sequence[str] | None = None) -> Gathering:
+        """Find out what `gather` copies, and have another thread begin with it if it is much."""
         reading = self._reading if names is None else self._only(names)
         locations = self._locations
         if self._rows is not None:
             locations = np.empty(int(self._rows.sum()), np.int64)
-            self._kernels.expand(self._locations, self._rows, locations)
-        count = len(locations)
-        arrays: list[Any] = [None] * len(reading.names)
-        for place, shape, dtype in reading.fixed:
-            arrays[place] = allocate((count, *shape), dtype)
-        if reading.fixed:
-            entries = self._directory.entries
-            self._kernels.gather(entries, locations, reading.table, id(arrays))
-        present = None
+            self._kernels.rows.expand(self._locations, self._rows, locations)
+        gathering = Gathering(self._kernels, self._directory, reading, locations, allocate)
         if reading.varying:
-            present = self._gather_cells(reading, locations, allocate, arrays)
-        return dict(zip(reading.names, arrays, strict=True)), present
+            gathering.begin(*self._measure(reading, locations))
+        return gathering
 
     def collect(
         self, allocate: Allocate
@@ -527,7 +525,7 @@ class Reader:
         for begin, end in pairwise([0, *cuts.tolist(), len(locations)]):
             segment, row = int(locations[begin]) >> 32, int(locations[begin]) & 0xFFFFFFFF
             base, stride, _ = self._directory.entries[segment].tolist()
-            self._kernels.take_fixed(base, stride, row, begin, end, reading.table, id(arrays))
+            self._kernels.rows.take_fixed(base, stride, row, begin, end, reading.table, id(arrays))
         return dict(zip(reading.names, arrays, strict=True)), None
 
     def _only(self, names: Sequence[str]) -> Reading:
@@ -550,19 +548,43 @@ class Reader:
         """Offsets and presence of the varying columns."""
         offsets = np.empty((len(reading.varying), len(locations) + 1), np.int64)
         flags = np.empty((len(reading.varying), len(locations)), np.int8)
-        self._kernels.measure(
+        self._kernels.rows.measure(
             self._directory.entries, locations, reading.whole, reading.numbers, offsets, flags
         )
         return offsets, flags
 
-    def _gather_cells(
-        self, reading: Reading, locations: Ints, allocate: Allocate, arrays: list[Any]
-    ) -> dict[str, NDArray[np.bool_]] | None:
-        """Put the varying columns into a list; returns which cells of the optional ones exist."""
-        offsets, flags = self._measure(reading, locations)
-        lengths = offsets[:, -1].tolist()
+
+class Gathering:
+    """Rows that are being copied."""
+
+    __slots__ = (
+        "_allocate", "_arrays", "_copying", "_directory", "_kernels", "_locations", "_present",
+        "_reading",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kernels: Any,
+        directory: Directory,
+        reading: Reading,
+        locations: Ints,
+        allocate: Allocate,
+    ) -> None:
+        self._kernels = kernels
+        self._directory = directory
+        self._reading = reading
+        self._locations = locations
+        self._allocate = allocate
+        self._arrays: list[Any] = [None] * len(reading.names)
+        self._present: dict[str, NDArray[np.bool_]] = {}
+        self._copying: SharedCopy | None = None
+
+    def begin(self, offsets: Ints, flags: NDArray[np.int8]) -> None:
+        """Make the varying columns; somebody begins to copy their cells."""
+        reading, locations, allocate = self._reading, self._locations, self._allocate
         values: list[Array] = []
-        for cell, length in zip(reading.varying, lengths, strict=True):
+        nbytes = 0
+        for cell, length in zip(reading.varying, offsets[:, -1].tolist(), strict=True):
             if length == 0 and cell.column.ragged:
                 values.append(cell.nothing)
             elif cell.column.ragged:
@@ -570,25 +592,29 @@ class Reader:
             else:
                 values.append(allocate((len(locations), *cell.column.shape), cell.element))
                 values[-1].fill(0)
-        count = len(locations)
-        arguments = (
-            self._directory.entries, locations, reading.whole, reading.numbers, offsets, id(values)
-        )  # fmt: skip
-        if sum([column.nbytes for column in values]) >= MANY_CELLS:
-            bounds = [count * part // PARTS for part in range(PARTS + 1)]
-            in_parts(self._kernels.gather_cells, bounds, *arguments)
-        else:
-            self._kernels.gather_cells(*arguments, 0, count)
-        present: dict[str, NDArray[np.bool_]] = {}
+            nbytes += values[-1].nbytes
+        arguments = (self._directory.entries, locations, reading.whole, reading.numbers, offsets)
+        self._copying = SharedCopy(self._kernels, arguments, values, nbytes >= MANY_CELLS)
         flags_of = flags.view(np.bool_)
         for number, cell in enumerate(reading.varying):
             column: Any = values[number]
             if cell.column.ragged:
                 column = Ragged._make(column, offsets[number], cell.column.kind)  # type: ignore[arg-type]
-            arrays[cell.place] = column
+            self._arrays[cell.place] = column
             if cell.column.optional:
-                present[cell.name] = flags_of[number]
-        return present or None
+                self._present[cell.name] = flags_of[number]
+
+    def finish(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
+        """Copy what is left to copy; what `Reader.gather` returns."""
+        reading, arrays, count = self._reading, self._arrays, len(self._locations)
+        for place, shape, dtype in reading.fixed:
+            arrays[place] = self._allocate((count, *shape), dtype)
+        if reading.fixed:
+            entries = self._directory.entries
+            self._kernels.rows.gather(entries, self._locations, reading.table, id(arrays))
+        if self._copying is not None:
+            self._copying.finish()
+        return dict(zip(reading.names, arrays, strict=True)), self._present or None
 
 
 def _cell_of(column: Column) -> int:
