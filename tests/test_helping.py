@@ -74,20 +74,57 @@ def test_a_copy_that_is_given_up_lets_the_other_thread_go(two_cores):
     table.sample(1)
     for _ in range(200):
         gathering = begun(table, 300)
-        assert not helping._crew.busy.acquire(blocking=False)
+        assert helping._crew._owner is not None
         del gathering
-        assert helping._crew.busy.acquire(blocking=False)
-        helping._crew.busy.release()
+        assert helping._crew._owner is None
+        assert helping._crew.held is None
+        assert helping._crew.job[layout.JOB_WITHIN] == layout.JOB_CLOSED
     check_whole(table.sample(300), lengths)
+
+
+def test_a_copy_whose_end_was_interrupted_is_ended_by_the_next(two_cores, monkeypatch):
+    """The handler of a signal may raise where a copy is given up: what it used stays until then."""
+    table, lengths = ragged_table(300)
+    table.sample(1)
+    crew = helping._crew
+
+    def interrupted(*, help_first):
+        raise KeyboardInterrupt
+
+    for _ in range(50):
+        gathering = begun(table, 300)
+        with monkeypatch.context() as patch:
+            patch.setattr(crew, "end", interrupted, raising=False)
+            patch.setattr(sys, "unraisablehook", lambda unraisable: None)
+            del gathering
+        assert crew.held is not None
+        assert crew.job[layout.JOB_WITHIN] < layout.JOB_CLOSED  # still open
+        check_whole(table.sample(300), lengths)
+        assert crew.held is None
+        assert crew._owner is None
 
 
 def test_who_finds_the_other_thread_copying_copies_alone(two_cores):
     table, lengths = ragged_table(300)
     table.sample(1)
-    with helping._crew.busy:
-        before = helping._crew.job.copy()
-        check_whole(table.sample(300), lengths)
-        np.testing.assert_array_equal(helping._crew.job, before)
+    first = begun(table, 300)
+    owner = helping._crew._owner
+    check_whole(table.sample(300), lengths)
+    assert helping._crew._owner is owner
+    columns, _ = first.finish()
+    check_whole(columns, lengths)
+    assert helping._crew._owner is None
+
+
+def test_where_no_thread_can_be_made_one_copies_alone(two_cores, monkeypatch):
+    def refused(self):
+        raise RuntimeError("can't start new thread")
+
+    table, lengths = ragged_table(300)
+    monkeypatch.setattr(helping, "_crew", None)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    check_whole(table.sample(300), lengths)
+    assert helping._crew is None
 
 
 def test_threads_that_copy_at_once_all_get_whole_batches(two_cores):
@@ -133,6 +170,23 @@ def test_a_forked_process_copies_with_a_thread_of_its_own(two_cores):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_process_that_forks_within_a_copy_finishes_it_twice(two_cores):
+    table, lengths = ragged_table(300)
+    table.sample(1)
+    for _ in range(5):
+        gathering = begun(table, 300)
+        child = os.fork()
+        columns, _ = gathering.finish()
+        if child == 0:
+            try:
+                check_whole(columns, lengths)
+                os._exit(0)
+            except BaseException:
+                os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        check_whole(columns, lengths)
+
+
 def test_a_process_ends_though_the_thread_never_does():
     code = """
 import numpy as np, recollect as rc
@@ -149,16 +203,16 @@ print(helping._crew is not None)
     assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
-def test_every_stretch_is_copied_once_by_one_of_two_threads(two_cores):
+def test_every_stretch_is_compared_once_by_one_of_two_threads(two_cores):
     done, threads = [], set()
 
-    def copy(name, begin, end):
+    def compare(begin, end):
         time.sleep(0.02)
-        done.append((name, begin, end))
+        done.append((begin, end))
         threads.add(threading.get_ident())
 
-    helping.in_parts(copy, [0, 1, 1, 4, 9], "x")
-    assert sorted(done) == [("x", 0, 1), ("x", 1, 1), ("x", 1, 4), ("x", 4, 9)]
+    helping.in_parts(compare, [0, 1, 1, 4, 9])
+    assert sorted(done) == [(0, 1), (1, 1), (1, 4), (4, 9)]
     assert len(threads) == 2
 
 
@@ -177,16 +231,16 @@ def test_an_error_of_the_other_thread_is_raised_here(two_cores):
 
 def test_who_finds_it_busy_copies_alone(two_cores):
     threads = set()
-    with helping._busy:
+    with helping._busy_comparing:
         helping.in_parts(lambda begin, end: threads.add(threading.get_ident()), range(9))
     assert threads == {threading.get_ident()}
 
 
 def test_one_core_makes_no_thread(monkeypatch):
     monkeypatch.setattr(helping, "cores", lambda: 1)
-    monkeypatch.setattr(helping, "_pool", None)
+    monkeypatch.setattr(helping, "_comparing", None)
     helping.in_parts(lambda begin, end: None, range(9))
-    assert helping._pool is None
+    assert helping._comparing is None
 
 
 def test_a_forked_process_has_a_thread_of_its_own(two_cores):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -99,6 +100,28 @@ def test_cells_of_every_size_come_back_whole(size):
         for name, column in given.items():
             assert np.array_equal(found[name], column[order]), name
     assert len(table) == 1938
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_columns_come_in_the_order_in_which_they_are_asked_for(count):
+    given = {
+        "a": np.arange(8.0),
+        "r": rc.Ragged.from_list([np.arange(n) for n in range(8)]),
+        "b": np.arange(24, dtype=np.int16).reshape(8, 3),
+        "s": rc.Ragged.from_list([np.full(9 - n, n, np.uint8) for n in range(8)]),
+    }
+    table = rc.Table("t", capacity=8)
+    keys = table.insert(given)
+    for wanted in itertools.permutations(given, count):
+        found = table.get(keys, columns=list(wanted))
+        assert list(found) == list(wanted)
+        for name in wanted:
+            one, other = found[name], given[name]
+            if isinstance(other, rc.Ragged):
+                assert np.array_equal(one.offsets, other.offsets)
+                one, other = one.values, other.values
+            assert one.dtype == other.dtype
+            assert np.array_equal(one, other), (wanted, name)
 
 
 def test_a_segment_is_recycled_when_its_last_row_is_gone():

@@ -35,7 +35,7 @@ from recollect.kernels.orders import (
 )
 from recollect.kernels.random import next_below, next_unit
 from recollect.kernels.raw import float64_at, int32_at, prefetch
-from recollect.kernels.tree import descend, find_leaf, total
+from recollect.kernels.tree import BELOW_ONE, descend, find_leaf, total
 
 
 @inner("float64(ints, boolean)")
@@ -73,7 +73,7 @@ def row_under(table, rows, by_zeros, left):
                 return row, left
             last = row
         left -= mass
-    return last, mass_of(table[last], by_zeros) * 0.999999999999
+    return last, mass_of(table[last], by_zeros) * BELOW_ONE
 
 
 @inner("int64(table, ints)")

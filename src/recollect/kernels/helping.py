@@ -2,8 +2,8 @@
 
 The second thread sleeps at a semaphore and never returns to Python: one that did would wait for
 the GIL before each part of a copy, while whoever holds it may be about to wait for the copy. A
-job is a block of int64. A counter hands out its parts, so nobody waits for a thread that has no
-core; and once it is closed nobody is in it, and its arrays may go.
+job is a block of int64. A counter hands out its parts, so nobody waits for more than one of them;
+and once it is closed nobody is in it, and its arrays may go.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def end(job, help_first):
     """Close a job, after doing what is left of it if told to; nobody is in it when this returns."""
     if help_first:
         _work(job)
+    else:
+        atomic_add(_address(job, JOB_NEXT), job[JOB_PARTS])
     atomic_or(_address(job, JOB_WITHIN), JOB_CLOSED)
     while atomic_add(_address(job, JOB_WITHIN), 0) != JOB_CLOSED:
         sched_yield()

@@ -133,8 +133,8 @@ def _copy_fixed(base, stride, first, begin, end, columns, list_id):
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
-    before. Only whole cache lines go, so blocks of narrow rows are put together elsewhere, and
-    begin with a row whose number is a multiple of theirs, so with a line.
+    before. Only whole cache lines go, so blocks of narrow rows are put together elsewhere. They
+    begin with a row whose number is a multiple of theirs: in a large segment, with a line.
     """
     n = end - begin
     record = base + first * stride
@@ -165,7 +165,7 @@ def append_fixed(base, stride, first, begin, end, columns, list_id):
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def place_fixed(base, stride, first, begin, end, columns, list_id):
-    """The same without it, for many rows at once: a load has two threads do it."""
+    """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
     _copy_fixed(base, stride, first, begin, end, columns, list_id)
 
 
@@ -276,7 +276,8 @@ def _ask(directory, locations, i, first, width):
 @inner("void(table, ints, table, int64, int64)")
 def _gather_narrow(directory, locations, columns, objects_id, width):
     """By blocks, column by column, while the lines of the next block are on their way: one with
-    each column, because a processor that is asked for many at once waits.
+    each column, because a processor that is asked for many at once waits. What follows the last
+    block is asked for too, wherever that may be: nobody reads it.
     """
     objects = int64_at(objects_id)
     n, count = locations.size, columns.shape[0]

@@ -108,7 +108,7 @@ def _spread(tree, base, width, nodes, rest, n):
     nodes[:n] = 0
     for node in range(width):
         end = ends[node + 1]
-        before = min(np.int64(end * scale), n - 1)
+        before = max(np.int64(0), min(np.int64(end * scale), n - 1))
         before += rest[before] < end
         while before < n and rest[before] < end:
             before += 1
@@ -128,8 +128,8 @@ def descend(x, address, nodes, rest, n, rising, records):
     """Find the leaf under each `rest[i]`, a number in [0, total); the leaf goes to `nodes[i]`.
 
     A leaf of weight zero is never found. Stratified numbers, which rise, skip the levels that are
-    no wider than their count. The record of 32 bytes that belongs to a leaf is asked for, where
-    there is one.
+    no wider than their count. The record of 32 bytes that belongs to a leaf is asked for, if
+    records begin at an address other than 0.
     """
     tree = float64_at(address)
     top = x[LEVELS] - 1
@@ -153,7 +153,7 @@ def descend(x, address, nodes, rest, n, rising, records):
             if level > 0:
                 prefetch(below + 128 * child)
                 prefetch(below + 128 * child + 64)
-            else:
+            elif records != 0:
                 prefetch(records + 32 * child)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -22,85 +23,115 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 PARTS = 16  # of a copy that two threads share
+FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT"}  # a thread's own, never held back
 
 _crew: _Crew | None = None
 _making = threading.Lock()
+_comparing: ThreadPoolExecutor | None = None
+_busy_comparing = threading.Lock()
 
-_pool: ThreadPoolExecutor | None = None
-_busy = threading.Lock()
 
-
+# -- copies ---------------------------------------------------------------------------------------
 class SharedCopy:
     """Cells that two threads copy: the other one from now on, this one in `finish`.
 
-    `arguments` and `values` are what `kernels.rows.gather_cells` takes; they stay here until the
-    other thread is done with them. Where it is not worth the while, or the other thread is busy,
-    this one copies alone.
+    `arguments` and `values` are what `kernels.rows.gather_cells` takes, `held` is what they point
+    into. Where it is not worth the while, or the other thread is busy, this one copies alone.
     """
 
-    __slots__ = ("_arguments", "_crew", "_kernels", "_targets", "_values")
+    __slots__ = ("__weakref__", "_arguments", "_crew", "_kernels", "_values")
 
     def __init__(
-        self, kernels: Any, arguments: tuple[Any, ...], values: list[Any], worth: bool
+        self,
+        kernels: Any,
+        arguments: tuple[Any, ...],
+        values: list[Any],
+        held: object,
+        *,
+        worth: bool,
     ) -> None:
+        self._crew: _Crew | None = None
         self._kernels = kernels
         self._arguments = arguments
         self._values = values
-        self._crew = _crew_at_leisure(kernels) if worth else None
-        if self._crew is not None:
-            self._targets = np.empty(len(values), np.int64)
-            job = self._crew.job
-            kernels.helping.begin(job, *arguments, id(values), self._targets, PARTS)
+        if worth:
+            crew = _the_crew(kernels)
+            if crew is not None and crew.claim(self):
+                self._crew = crew
+                targets = np.empty(len(values), np.int64)
+                crew.held = arguments, values, held, targets
+                kernels.helping.begin(crew.job, *arguments, id(values), targets, PARTS)
 
     def finish(self) -> None:
         """Copy what is left, and wait for what is not."""
-        if self._crew is None:
+        crew, self._crew = self._crew, None
+        if crew is None or crew is not _crew:  # the other thread did not come along into a fork
             self._kernels.rows.gather_cells(*self._arguments, id(self._values))
         else:
-            self._end(help_first=True)
-
-    def _end(self, *, help_first: bool) -> None:
-        crew, self._crew = self._crew, None
-        assert crew is not None
-        try:
-            self._kernels.helping.end(crew.job, help_first)
-        finally:
-            crew.busy.release()
+            crew.end(help_first=True)
 
     def __del__(self) -> None:
-        if self._crew is not None:  # nobody wants it any more
-            self._end(help_first=False)
+        if self._crew is not None and self._crew is _crew:  # nobody wants it any more
+            self._crew.end(help_first=False)
 
 
 class _Crew:
-    """A thread that helps with one copy at a time, and never needs the GIL."""
+    """A thread that helps with one copy at a time, and never needs the GIL.
+
+    A signal's handler may raise between any two steps of a copy, and when it is given up too. So
+    what the thread works on is held here, and who has the thread is known by a reference that dies
+    with the copy: the next one then ends what was left open.
+    """
 
     def __init__(self, kernels: Any) -> None:
-        self._serve = kernels.helping.serve
+        self._kernels = kernels.helping
+        self._lock = threading.Lock()
+        self._owner: weakref.ref[SharedCopy] | None = None
+        self.held: object = None  # whatever the job has addresses of
         self.job = aligned_zeros((layout.JOB_BLOCK,), np.int64)
-        self.busy = threading.Lock()
-        kernels.helping.prepare(self.job)
+        self._kernels.prepare(self.job)
         threading.Thread(target=self._run, name="recollect-copy", daemon=True).start()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._serve(self.job)
+        faults = {getattr(signal, name) for name in FAULTS if hasattr(signal, name)}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
+        self._kernels.serve(self.job)
+
+    def claim(self, copy: SharedCopy) -> bool:
+        """Have the thread for a copy, unless another has it."""
+        with self._lock:
+            owner = self._owner
+            if owner is not None:
+                if owner() is not None:
+                    return False
+                self._kernels.end(self.job, False)
+            self._owner = weakref.ref(copy)
+        return True
+
+    def end(self, *, help_first: bool) -> None:
+        """The copy is done, after doing what is left of it if told to, or given up."""
+        self._kernels.end(self.job, help_first)
+        self.held = self._owner = None
 
 
-def _crew_at_leisure(kernels: Any) -> _Crew | None:
-    """The thread, where nobody has it: it is the caller's until `busy` is released."""
+def _the_crew(kernels: Any) -> _Crew | None:
+    """The thread, None where there is none."""
     global _crew
     if _crew is None:
         if kernels.helping is None or cores() < 2:
             return None
         with _making:
             if _crew is None:
-                _crew = _Crew(kernels)
-    return _crew if _crew.busy.acquire(blocking=False) else None
+                try:
+                    _crew = _Crew(kernels)
+                except RuntimeError:  # no more threads, or the interpreter is about to end
+                    return None
+    return _crew
 
 
-def in_parts(copy: Callable[..., Any], bounds: Sequence[int], *arguments: Any) -> None:
-    """Call `copy(*arguments, begin, end)` for every stretch between two bounds.
+# -- comparisons ----------------------------------------------------------------------------------
+def in_parts(compare: Callable[[int, int], None], bounds: Sequence[int]) -> None:
+    """Call `compare(begin, end)` for every stretch between two bounds.
 
     Two threads take one stretch after another: so nobody waits long for a thread that has no core.
     """
@@ -108,9 +139,9 @@ def in_parts(copy: Callable[..., Any], bounds: Sequence[int], *arguments: Any) -
 
     def work() -> None:
         for begin, end in stretches:  # the GIL lets one thread at a time have the next
-            copy(*arguments, begin, end)
+            compare(begin, end)
 
-    if not _busy.acquire(blocking=False):
+    if not _busy_comparing.acquire(blocking=False):
         work()
         return
     try:
@@ -119,20 +150,20 @@ def in_parts(copy: Callable[..., Any], bounds: Sequence[int], *arguments: Any) -
         if helped is not None and not helped.cancel():
             helped.result()
     finally:
-        _busy.release()
+        _busy_comparing.release()
 
 
 def _submit(work: Callable[[], None]) -> Future[None] | None:
     """Begin a call in the other thread; None where there is none."""
-    global _pool
+    global _comparing
     if cores() < 2:
         return None
-    if _pool is None:
+    if _comparing is None:
         from concurrent.futures import ThreadPoolExecutor
 
-        _pool = ThreadPoolExecutor(1, "recollect-copy")
+        _comparing = ThreadPoolExecutor(1, "recollect-compare")
     try:
-        return _pool.submit(work)
+        return _comparing.submit(work)
     except RuntimeError:  # the interpreter is about to end
         return None
 
@@ -145,9 +176,9 @@ def cores() -> int:
 
 
 def _begin_anew() -> None:
-    """A forked process has no such thread, and nobody in it is copying."""
-    global _pool, _busy, _crew, _making
-    _pool, _busy = None, threading.Lock()
+    """A forked process has none of these threads, and nobody in it waits for one."""
+    global _comparing, _busy_comparing, _crew, _making
+    _comparing, _busy_comparing = None, threading.Lock()
     _crew, _making = None, threading.Lock()
 
 

@@ -103,7 +103,7 @@ class Reading:
     ) -> None:
         self.names = names
         self.whole = whole  # the table of all columns, by which kernels know them
-        self.table = whole if len(places) == len(whole) else whole[list(places)]
+        self.table = whole if list(places) == list(range(len(whole))) else whole[list(places)]
         self.fixed = [
             (place, column.shape, column.dtype)
             for place, column in enumerate(columns)
@@ -594,7 +594,9 @@ class Gathering:
                 values[-1].fill(0)
             nbytes += values[-1].nbytes
         arguments = (self._directory.entries, locations, reading.whole, reading.numbers, offsets)
-        self._copying = SharedCopy(self._kernels, arguments, values, nbytes >= MANY_CELLS)
+        self._copying = SharedCopy(
+            self._kernels, arguments, values, self._directory, worth=nbytes >= MANY_CELLS
+        )
         flags_of = flags.view(np.bool_)
         for number, cell in enumerate(reading.varying):
             column: Any = values[number]
