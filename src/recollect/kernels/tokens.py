@@ -6,7 +6,11 @@ version of all tokens of a row, -1 where the row has versions of its own, or non
 
 from __future__ import annotations
 
+import numpy as np
+
 from recollect.kernels.compile import kernel
+
+LARGEST = 2**31 - 1  # version
 
 
 @kernel("void(int32[::1], ints, ints)", nogil=True)
@@ -68,34 +72,33 @@ def train_mask(
     token is stale. An empty output is not wanted.
     """
     for row in range(offsets.size - 1):
-        begin = offsets[row]
-        length = offsets[row + 1] - begin
-        masked = mask_offsets[row + 1] - mask_offsets[row] == length
-        versioned = version_offsets[row + 1] - version_offsets[row] == length
-        m, v = mask_offsets[row], version_offsets[row]
-        limit, stamp = limits[row], stamps[row]
+        begin, end = offsets[row], offsets[row + 1]
+        length = end - begin
+        # Slices, because loops over `begin + k` do not become vector code.
+        stored = mask[mask_offsets[row] : mask_offsets[row + 1]]
+        own = versions[version_offsets[row] : version_offsets[row + 1]]
+        masked, versioned = stored.size == length, own.size == length
+        limit, stamp = np.int32(min(limits[row], LARGEST)), np.int32(stamps[row])
         if mask_out.size:
+            out = mask_out[begin:end]
             whole = True
-            if versioned:
+            if versioned and masked:
                 for k in range(length):
-                    version = versions[v + k]
-                    trains = (version >= limit) | (version < 0)
-                    if masked:
-                        mask_out[begin + k] = mask[m + k] * trains
-                    else:
-                        mask_out[begin + k] = trains & (version >= 0)
-                        whole &= trains
+                    out[k] = stored[k] if (own[k] >= limit) | (own[k] < 0) else 0
+            elif versioned:
+                for k in range(length):
+                    out[k] = (own[k] >= limit) & (own[k] >= 0)
+                    whole &= (own[k] >= limit) | (own[k] < 0)
+            elif 0 <= stamp < limit:
+                out[:] = 0
+                whole = False
+            elif masked:
+                out[:] = stored
             else:
-                stale = 0 <= stamp < limit
-                for k in range(length):
-                    value = mask[m + k] if masked else 1
-                    mask_out[begin + k] = 0 if stale else value
-                whole = not stale
+                out[:] = 1
             whole_out[row] = whole
         if versions_out.size:
             if versioned:
-                for k in range(length):
-                    versions_out[begin + k] = versions[v + k]
+                versions_out[begin:end] = own
             else:
-                for k in range(length):
-                    versions_out[begin + k] = stamp
+                versions_out[begin:end] = stamp
