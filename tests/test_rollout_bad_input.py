@@ -274,3 +274,153 @@ def test_a_wrong_call_of_asyncio_says_the_same(name: str) -> None:
         assert everything(buffer) == before
 
     asyncio.run(main())
+
+
+# -- groups that were changed after they were made: what was changed, words
+
+
+def member(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change the second rollout."""
+
+    def change(group: rc.Group) -> None:
+        for name, value in attributes.items():
+            setattr(group[1], name, value)
+
+    return change
+
+
+def members(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change all rollouts."""
+
+    def change(group: rc.Group) -> None:
+        for rollout in group:
+            for name, value in attributes.items():
+                setattr(rollout, name, value)
+
+    return change
+
+
+def shared(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change the group itself."""
+
+    def change(group: rc.Group) -> None:
+        for name, value in attributes.items():
+            setattr(group, name, value)
+
+    return change
+
+
+CHANGED: dict[str, tuple[Callable[[rc.Group], None], str]] = {
+    "no reward in a list": (member(reward=[]), r"rollout 1: reward: expected a number or None, got \[\]"),
+    "no reward in lists": (members(reward=[]), r"rollout 0: reward: expected a number or None, got \[\]"),
+    "rewards in lists": (members(reward=[1.0, 2.0]), r"rollout 0: reward: expected a number"),
+    "matrices of rewards": (members(reward=[[1, 2], [3, 4]]), r"rollout 0: reward: expected a number"),
+    "half a dispatch version in each": (members(dispatch_version=1.5), r"rollout 0: dispatch_version: expected a whole number"),
+    "a negative dispatch version in each": (members(dispatch_version=-1), r"rollout 0: dispatch_version: expected a whole number"),
+    "half an attempt in each": (members(attempt=0.5), r"rollout 0: attempt: expected a whole number"),
+    "named rewards of numbers": (members(rewards=5), r"rollout 0: rewards: expected a mapping"),
+    "empty named rewards that are no mapping": (members(rewards=()), r"rollout 0: rewards: expected a mapping"),
+    "a reward in a list": (member(reward=[1.0]), r"rollout 1: reward: expected a number"),
+    "a matrix of rewards": (member(reward=[[1, 2], [3, 4]]), r"rollout 1: reward: expected a number"),
+    "an array of rewards": (member(reward=np.zeros(2)), r"rollout 1: reward: expected a number"),
+    "a reward of text": (member(reward="1.5"), r"rollout 1: reward: expected a number or None, got '1.5'"),
+    "half an attempt": (member(attempt=1.5), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of 1.0": (member(attempt=1.0), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of 0.0": (member(attempt=0.0), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of False": (member(attempt=False), r"rollout 1: attempt: expected a whole number"),
+    "a negative attempt": (member(attempt=-1), r"rollout 1: attempt: expected a whole number of 0 or more, got -1"),
+    "an attempt that is no number": (member(attempt=NAN), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of text": (member(attempt="0"), r"rollout 1: attempt: expected a whole number"),
+    "no attempt": (member(attempt=None), r"rollout 1: attempt: expected a whole number"),
+    "a huge attempt": (member(attempt=2**40), r"rollout 1: attempt: expected at most 2147483647, got 1099511627776"),
+    "half a segment": (member(segment=1.5), r"rollout 1: segment: expected a whole number"),
+    "a negative segment": (member(segment=-1), r"rollout 1: segment: expected a whole number"),
+    "a segment that is no number": (member(segment=NAN), r"rollout 1: segment: expected a whole number"),
+    "a huge segment": (member(segment=2**31), r"rollout 1: segment: expected at most"),
+    "half a dispatch version": (member(dispatch_version=1.5), r"rollout 1: dispatch_version: expected a whole number"),
+    "a negative dispatch version": (member(dispatch_version=-1), r"rollout 1: dispatch_version: expected a whole number"),
+    "a huge dispatch version": (member(dispatch_version=2**80), r"rollout 1: dispatch_version: expected at most"),
+    "named rewards of a number": (member(rewards=5), r"rollout 1: rewards: expected a mapping of names, got 5"),
+    "named rewards in a list": (member(rewards=[1.0]), r"rollout 1: rewards: expected a mapping"),
+    "extras of a number": (member(extras=5), r"rollout 1: extras: expected a mapping of names, got 5"),
+    "extras of 0": (member(extras=0), r"rollout 1: extras: expected a mapping"),
+    "extras in a list": (member(extras=[]), r"rollout 1: extras: expected a mapping"),
+    "arrays of a number": (member(arrays=5), r"rollout 1: arrays: expected a mapping of names, got 5"),
+    "arrays in a list": (member(arrays=[1]), r"rollout 1: arrays: expected a mapping"),
+    "an array of text": (member(arrays={"note": ["a"]}), r"rollout 1: arrays\['note'\]: expected an array of numbers"),
+    "an array without axes": (member(arrays={"score": 0.5}), r"rollout 1: arrays\['score'\]"),
+    "an array with a dot": (member(arrays={"a.b": np.zeros(2)}), r"rollout 1: arrays: a name is text without a dot"),
+    "blobs of a number": (member(blobs=5), r"rollout 1: blobs: expected a mapping of names, got 5"),
+    "blobs of numbers": (member(blobs={"a": [5]}), r"rollout 1: blobs\['a'\]: expected bytes, got int"),
+    "blobs that are no list": (member(blobs={"a": 5}), r"rollout 1: blobs\['a'\]: expected a list of bytes, got 5"),
+    "an error of a number": (member(error=5), r"rollout 1: error: expected text, got 5"),
+    "a finish reason of a number": (member(finish_reason=5), r"rollout 1: finish_reason: expected text, got 5"),
+    "a finish reason in a list": (member(finish_reason=["stop"]), r"rollout 1: finish_reason: expected text"),
+    "an id of a number": (member(rollout_id=5), r"rollout 1: rollout_id: expected text, got 5"),
+    "no id": (member(rollout_id=None), r"rollout 1: rollout_id: expected text"),
+    "an empty id": (member(rollout_id=""), r"rollout 1: rollout_id: expected text that is not empty"),
+    "text that is no UTF-8": (member(rollout_id="\ud800"), r"group 'new': .*surrogates"),
+    "no tokens": (member(response_ids=None), r"rollout 1: response_ids: expected a flat list"),
+    "versions in two axes": (member(versions=np.zeros((2, 2), np.int32)), r"rollout 1: versions: expected a flat list"),
+    "a prompt in two axes": (member(prompt_ids=np.zeros((2, 2), np.int32)), r"rollout 1: prompt_ids: expected a flat list"),
+    "a task of a number": (shared(task=5), r"task: expected text, got 5"),
+    "a task in a list": (shared(task=["math"]), r"task: expected text"),
+    "no task": (shared(task=None), r"task: expected text, got None"),
+    "an empty task": (shared(task=""), r"task: expected text, got ''"),
+    "a group's id of a number": (shared(group_id=5), r"group_id: expected text, got 5"),
+    "a group's id in a list": (shared(group_id=["a"]), r"group_id: expected text"),
+    "an empty group's id": (shared(group_id=""), r"group_id: expected text, got ''"),
+    "a group's extras in a list": (shared(extras=[1]), r"extras: expected a mapping of names, got \[1\]"),
+    "a group's extras of 0": (shared(extras=0), r"extras: expected a mapping of names, got 0"),
+    "a group's blobs of numbers": (shared(blobs={"a": [5]}), r"blobs\['a'\]: expected bytes, got int"),
+    "a group's blobs of a number": (shared(blobs=5), r"blobs: expected a mapping of names, got 5"),
+    "a group's blobs of 0": (shared(blobs=0), r"blobs: expected a mapping of names, got 0"),
+    "a group's blobs that are no list": (shared(blobs={"a": 5}), r"blobs\['a'\]: expected a list of bytes, got 5"),
+    "no prompt": (shared(prompt_ids=None), r"prompt_ids: expected a flat array of int32, got None"),
+    "numbers for rollouts": (shared(rollouts=[1]), r"rollouts: expected rc.Rollout objects, got 1"),
+    "a number for rollouts": (shared(rollouts=5), r"rollouts: expected a list of them, got 5"),
+    "text for rollouts": (shared(rollouts="abc"), r"rollouts: expected a list of them, got 'abc'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("make", [lambda: rc.RolloutBuffer(staleness=PATIENT, tags={"score": float}), made], ids=["direct", "general"])  # fmt: skip
+def test_a_group_that_was_changed_for_the_worse_is_refused(
+    name: str, make: Callable[[], rc.RolloutBuffer]
+) -> None:
+    change, words = CHANGED[name]
+    buffer = make()
+    before, columns = everything(buffer), list(buffer.table.columns)
+    group = G(R(reward=1.0), R(reward=2.0), group_id="new")
+    change(group)
+    with pytest.raises(rc.InvalidValue, match=words):
+        buffer.sync.put(group, version=1)
+    assert everything(buffer) == before
+    assert list(buffer.table.columns) == columns
+    key = buffer.sync.put(G(R(reward=1.0), R(reward=2.0), group_id="new"), version=1)
+    assert buffer.get([key])[0].rewards == [1.0, 2.0]
+
+
+def test_what_was_changed_to_something_of_the_same_meaning_is_converted() -> None:
+    for make in (lambda: rc.RolloutBuffer(staleness=PATIENT), made):
+        group = G(R(), R())
+        group[0].reward, group[1].reward = np.float32(0.5), 2  # type: ignore[assignment]
+        group[1].attempt, group[1].dispatch_version = np.int64(3), np.int32(7)  # type: ignore[assignment]
+        group[0].extras = group[0].blobs = group[0].arrays = None  # type: ignore[assignment]
+        group.extras = group.blobs = None  # type: ignore[assignment]
+        group.rollouts = tuple(group.rollouts)  # type: ignore[assignment]
+        buffer = make()
+        (stored,) = buffer.get([buffer.sync.put(group, version=9)])
+        assert stored.rewards == [0.5, 2.0]
+        assert [r.attempt for r in stored] == [0, 3]
+        assert [r.dispatch_version for r in stored] == [9, 7]
+        assert stored.extras == stored[0].extras == stored[0].arrays == {}
+
+
+def test_a_task_that_is_none_has_no_staleness_either() -> None:
+    buffer = rc.RolloutBuffer(staleness={"math": PATIENT})
+    group = G()
+    group.task = ["math"]  # type: ignore[assignment]
+    with pytest.raises(rc.InvalidValue, match=r"none for task \['math'\]; the mapping has math"):
+        buffer.sync.put(group)
+    assert len(buffer) == 0
