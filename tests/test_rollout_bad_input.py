@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
 
 import recollect as rc
@@ -70,6 +72,38 @@ MAKING: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array with a dot": (lambda: R(arrays={"a.b": [1]}), rc.InvalidValue, r"arrays: a name is text without a dot, got 'a.b'"),
     "blobs of text": (lambda: R(blobs={"image": ["cat"]}), rc.InvalidValue, r"blobs\['image'\]: expected bytes, got str"),
     "blobs that are no list": (lambda: R(blobs={"image": b"cat"}), rc.InvalidValue, r"blobs\['image'\]: expected"),
+    "blobs of a number": (lambda: R(blobs=5), rc.InvalidValue, r"blobs: expected a mapping of names, got 5"),
+    "blobs in a list": (lambda: R(blobs=[b"cat"]), rc.InvalidValue, r"blobs: expected a mapping of names"),
+    "blobs of a number by name": (lambda: R(blobs={"image": 5}), rc.InvalidValue, r"blobs\['image'\]: expected a list of bytes, got 5"),
+    "arrays of a number": (lambda: R(arrays=5), rc.InvalidValue, r"arrays: expected a mapping of names, got 5"),
+    "extras of a number": (lambda: R(extras=5), rc.InvalidValue, r"extras: expected a mapping of names, got 5"),
+    "extras of text": (lambda: R(extras="ab"), rc.InvalidValue, r"extras: expected a mapping of names, got 'ab'"),
+    "named rewards of a number": (lambda: R(rewards=5), rc.InvalidValue, r"rewards: expected a mapping of names, got 5"),
+    "named rewards in a list": (lambda: R(rewards=[1.0]), rc.InvalidValue, r"rewards: expected a mapping of names, got \[1.0\]"),
+    "a huge attempt": (lambda: R(attempt=2**40), rc.InvalidValue, r"attempt: expected at most 2147483647"),
+    "a group of a number": (lambda: rc.Group(5), rc.InvalidValue, r"rollouts: expected a list of them, got 5"),
+    "a group of nothing": (lambda: rc.Group(None), rc.InvalidValue, r"rollouts: expected a list of them, got None"),
+    "a group's extras of a number": (lambda: G(extras=5), rc.InvalidValue, r"extras: expected a mapping of names, got 5"),
+    "a group's blobs of a number": (lambda: G(blobs=5), rc.InvalidValue, r"blobs: expected a mapping of names, got 5"),
+    "a group that gets a number": (lambda: G().__setitem__(0, 5), rc.InvalidValue, r"a group holds rc.Rollout objects, got 5"),
+    "a group that gets a number for several": (lambda: G().__setitem__(slice(0, 1), 5), rc.InvalidValue, r"a group holds rc.Rollout objects, got 5"),
+    "groups of a number": (lambda: rc.Groups.from_dicts(5), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got 5"),
+    "groups of one dict": (lambda: rc.Groups.from_dicts({"response_ids": [1]}), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got \{"),
+    "groups of text": (lambda: rc.Groups.from_dicts("ab"), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got 'ab'"),
+    "groups of numbers": (lambda: rc.Groups.from_dicts([5]), rc.InvalidValue, r"row 0: expected a dict per rollout, got 5"),
+    "groups of numbered parts": (lambda: rc.Groups.from_dicts([{5: 1}]), rc.InvalidValue, r"row 0: 5 is no part of a rollout"),
+    "groups whose id is a list": (lambda: rc.Groups.from_dicts([{"group_id": ["a"]}]), rc.InvalidValue, r"row 0: group_id: expected text, got \['a'\]"),
+    "a frame of a number": (lambda: rc.Groups.from_pandas(5), rc.InvalidValue, r"from_pandas: expected a pandas.DataFrame, got 5"),
+    "a frame of dicts": (lambda: rc.Groups.from_pandas([{"response_ids": [1]}]), rc.InvalidValue, r"from_pandas: expected a pandas.DataFrame.*from_dicts"),
+    "a frame of half an attempt": (lambda: rc.Groups.from_pandas(pd.DataFrame({"attempt": [0.5]})), rc.InvalidValue, r"row 0: attempt: expected a whole number"),
+    "a frame of extras that are no JSON": (lambda: rc.Groups.from_pandas(pd.DataFrame({"extras": ["{}", "{bad"]})), rc.InvalidValue, r"row 1: extras: expected JSON text, got '\{bad'"),
+    "a frame of extras of numbers": (lambda: rc.Groups.from_pandas(pd.DataFrame({"extras": [5]})), rc.InvalidValue, r"row 0: extras: expected JSON text, got 5"),
+    "a frame of blobs of numbers": (lambda: rc.Groups.from_pandas(pd.DataFrame({"blobs": [5]})), rc.InvalidValue, r"row 0: blobs: expected a mapping of names, got 5"),
+    "a dataset of a number": (lambda: rc.Groups.from_dataset(5), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset, got 5"),
+    "a dataset of a frame": (lambda: rc.Groups.from_dataset(pd.DataFrame({"reward": [1.0]})), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset"),
+    "a dataset of splits": (lambda: rc.Groups.from_dataset(datasets.DatasetDict()), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset.*dataset\['train'\]"),
+    "a ragged column of a number": (lambda: rc.Ragged.from_list(5), rc.SchemaError, r"'cells': expected a list with a cell per row, got 5"),
+    "a ragged column of nothing": (lambda: rc.Ragged.from_list(None), rc.SchemaError, r"'cells': expected a list with a cell per row, got None"),
     "a group of text": (lambda: rc.Group(["a"]), rc.InvalidValue, r"rollouts: expected rc.Rollout objects, got 'a'"),
     "a rollout that is no list of them": (lambda: rc.Group(R()), rc.InvalidValue, r"rollouts: expected a list of them, got Rollout"),
     "a task of numbers": (lambda: G(task=3), rc.InvalidValue, r"task: expected text, got 3"),

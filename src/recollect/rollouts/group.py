@@ -150,10 +150,11 @@ class Group(MutableSequence[Rollout]):
         return self.rollouts[place]
 
     def __setitem__(self, place: Any, rollout: Any) -> None:
-        given = [rollout] if isinstance(rollout, Rollout) else list(rollout)
+        several = isinstance(place, slice) and isinstance(rollout, Iterable)
+        given = list(rollout) if several else [rollout]
         for each in given:
             self._check_member(each)
-        self.rollouts[place] = rollout if isinstance(rollout, Rollout) else given
+        self.rollouts[place] = given if several else rollout
 
     def __delitem__(self, place: Any) -> None:
         del self.rollouts[place]
