@@ -450,11 +450,11 @@ def tag_of(name: str, kind: FieldType, group: Group) -> Any:
     """The value of a tag: the group's extra, or what its rollouts' extras come to."""
     whose = f"extras[{name!r}]"
     if name in group.extras:
-        return check_value(whose, kind, group.extras[name], -1)
+        return _scalar(whose, kind, group.extras[name])
     values: list[Any] = [
         value
         for rollout in group.rollouts
-        if (value := check_value(whose, kind, rollout.extras.get(name), -1)) is not None
+        if (value := _scalar(whose, kind, rollout.extras.get(name))) is not None
     ]
     if not values:
         return None
@@ -466,6 +466,12 @@ def tag_of(name: str, kind: FieldType, group: Group) -> Any:
             f"({shown(values)}); set it in the extras of the group"
         )
     return values[0]
+
+
+def _scalar(whose: str, kind: FieldType, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.size != 1:
+        raise InvalidValue(f"{whose}: it is a tag, which is one value, got {shown(value)}")
+    return check_value(whose, kind, value, -1)
 
 
 def rows_in(encoded: Encoded, names: Sequence[str]) -> Rows:

@@ -315,6 +315,6 @@ def as_status(status: Any) -> Status:
         return status
     try:
         return Status(status)
-    except ValueError:
+    except (ValueError, TypeError):
         known = ", ".join(Status)
         raise InvalidValue(f"status: expected one of {known}, got {shown(status)}") from None
