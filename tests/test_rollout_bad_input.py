@@ -8,7 +8,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas as pd
 import pytest
 
 import recollect as rc
@@ -70,6 +72,38 @@ MAKING: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array with a dot": (lambda: R(arrays={"a.b": [1]}), rc.InvalidValue, r"arrays: a name is text without a dot, got 'a.b'"),
     "blobs of text": (lambda: R(blobs={"image": ["cat"]}), rc.InvalidValue, r"blobs\['image'\]: expected bytes, got str"),
     "blobs that are no list": (lambda: R(blobs={"image": b"cat"}), rc.InvalidValue, r"blobs\['image'\]: expected"),
+    "blobs of a number": (lambda: R(blobs=5), rc.InvalidValue, r"blobs: expected a mapping of names, got 5"),
+    "blobs in a list": (lambda: R(blobs=[b"cat"]), rc.InvalidValue, r"blobs: expected a mapping of names"),
+    "blobs of a number by name": (lambda: R(blobs={"image": 5}), rc.InvalidValue, r"blobs\['image'\]: expected a list of bytes, got 5"),
+    "arrays of a number": (lambda: R(arrays=5), rc.InvalidValue, r"arrays: expected a mapping of names, got 5"),
+    "extras of a number": (lambda: R(extras=5), rc.InvalidValue, r"extras: expected a mapping of names, got 5"),
+    "extras of text": (lambda: R(extras="ab"), rc.InvalidValue, r"extras: expected a mapping of names, got 'ab'"),
+    "named rewards of a number": (lambda: R(rewards=5), rc.InvalidValue, r"rewards: expected a mapping of names, got 5"),
+    "named rewards in a list": (lambda: R(rewards=[1.0]), rc.InvalidValue, r"rewards: expected a mapping of names, got \[1.0\]"),
+    "a huge attempt": (lambda: R(attempt=2**40), rc.InvalidValue, r"attempt: expected at most 2147483647"),
+    "a group of a number": (lambda: rc.Group(5), rc.InvalidValue, r"rollouts: expected a list of them, got 5"),
+    "a group of nothing": (lambda: rc.Group(None), rc.InvalidValue, r"rollouts: expected a list of them, got None"),
+    "a group's extras of a number": (lambda: G(extras=5), rc.InvalidValue, r"extras: expected a mapping of names, got 5"),
+    "a group's blobs of a number": (lambda: G(blobs=5), rc.InvalidValue, r"blobs: expected a mapping of names, got 5"),
+    "a group that gets a number": (lambda: G().__setitem__(0, 5), rc.InvalidValue, r"a group holds rc.Rollout objects, got 5"),
+    "a group that gets a number for several": (lambda: G().__setitem__(slice(0, 1), 5), rc.InvalidValue, r"a group holds rc.Rollout objects, got 5"),
+    "groups of a number": (lambda: rc.Groups.from_dicts(5), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got 5"),
+    "groups of one dict": (lambda: rc.Groups.from_dicts({"response_ids": [1]}), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got \{"),
+    "groups of text": (lambda: rc.Groups.from_dicts("ab"), rc.InvalidValue, r"from_dicts: expected a list of a dict per rollout, got 'ab'"),
+    "groups of numbers": (lambda: rc.Groups.from_dicts([5]), rc.InvalidValue, r"row 0: expected a dict per rollout, got 5"),
+    "groups of numbered parts": (lambda: rc.Groups.from_dicts([{5: 1}]), rc.InvalidValue, r"row 0: 5 is no part of a rollout"),
+    "groups whose id is a list": (lambda: rc.Groups.from_dicts([{"group_id": ["a"]}]), rc.InvalidValue, r"row 0: group_id: expected text, got \['a'\]"),
+    "a frame of a number": (lambda: rc.Groups.from_pandas(5), rc.InvalidValue, r"from_pandas: expected a pandas.DataFrame, got 5"),
+    "a frame of dicts": (lambda: rc.Groups.from_pandas([{"response_ids": [1]}]), rc.InvalidValue, r"from_pandas: expected a pandas.DataFrame.*from_dicts"),
+    "a frame of half an attempt": (lambda: rc.Groups.from_pandas(pd.DataFrame({"attempt": [0.5]})), rc.InvalidValue, r"row 0: attempt: expected a whole number"),
+    "a frame of extras that are no JSON": (lambda: rc.Groups.from_pandas(pd.DataFrame({"extras": ["{}", "{bad"]})), rc.InvalidValue, r"row 1: extras: expected JSON text, got '\{bad'"),
+    "a frame of extras of numbers": (lambda: rc.Groups.from_pandas(pd.DataFrame({"extras": [5]})), rc.InvalidValue, r"row 0: extras: expected JSON text, got 5"),
+    "a frame of blobs of numbers": (lambda: rc.Groups.from_pandas(pd.DataFrame({"blobs": [5]})), rc.InvalidValue, r"row 0: blobs: expected a mapping of names, got 5"),
+    "a dataset of a number": (lambda: rc.Groups.from_dataset(5), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset, got 5"),
+    "a dataset of a frame": (lambda: rc.Groups.from_dataset(pd.DataFrame({"reward": [1.0]})), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset"),
+    "a dataset of splits": (lambda: rc.Groups.from_dataset(datasets.DatasetDict()), rc.InvalidValue, r"from_dataset: expected a datasets.Dataset.*dataset\['train'\]"),
+    "a ragged column of a number": (lambda: rc.Ragged.from_list(5), rc.SchemaError, r"'cells': expected a list with a cell per row, got 5"),
+    "a ragged column of nothing": (lambda: rc.Ragged.from_list(None), rc.SchemaError, r"'cells': expected a list with a cell per row, got None"),
     "a group of text": (lambda: rc.Group(["a"]), rc.InvalidValue, r"rollouts: expected rc.Rollout objects, got 'a'"),
     "a rollout that is no list of them": (lambda: rc.Group(R()), rc.InvalidValue, r"rollouts: expected a list of them, got Rollout"),
     "a task of numbers": (lambda: G(task=3), rc.InvalidValue, r"task: expected text, got 3"),
@@ -191,6 +225,31 @@ CALLS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "annotate an array of text": (lambda b: b.annotate(["r0"], 0, arrays={"ref": ["good"]}), rc.InvalidValue, r"ref"),
     "annotate an array of another shape": (lambda b: b.annotate(["r0"], 0, arrays={"ref": [np.zeros((2, 2))]}), rc.SchemaError, r"ref"),
     "annotate logprobs of another length": (lambda b: b.annotate(["r0"], 0, arrays={"logprobs": [np.zeros(7, np.float32)]}), rc.InvalidValue, r"logprobs has 7 entries for 2 response tokens"),
+    "annotate half an attempt": (lambda b: b.annotate(["r0"], 0.5, reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers of 0 or more, got 0\.5"),
+    "annotate an attempt of 0.9": (lambda b: b.annotate(["r0"], [0.9], reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers.*0\.9"),
+    "annotate an attempt of text": (lambda b: b.annotate(["r0"], "0", reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers.*'0'"),
+    "annotate an attempt of False": (lambda b: b.annotate(["r0"], False, reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers.*False"),
+    "annotate no attempt": (lambda b: b.annotate(["r0"], None, reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers.*None"),
+    "annotate an attempt that is no number": (lambda b: b.annotate(["r0"], NAN, reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers.*nan"),
+    "annotate attempts in two axes": (lambda b: b.annotate(["r0"], [[0]], reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers"),
+    "annotate a huge attempt": (lambda b: b.annotate(["r0"], 2**70, reward=[1.0]), rc.InvalidValue, r"attempt: expected whole numbers"),
+    "annotate a number in text": (lambda b: b.annotate(["r0"], 0, reward=["1.5"]), rc.InvalidValue, r"reward: expected numbers, one for each rollout or one for all, got \['1.5'\]"),
+    "annotate rewards in two axes": (lambda b: b.annotate(["r0"], 0, reward=[[1.0]]), rc.InvalidValue, r"reward: expected numbers"),
+    "annotate a reward of nothing": (lambda b: b.annotate(["r0"], 0, reward=[None]), rc.InvalidValue, r"reward: expected numbers"),
+    "annotate no rollouts": (lambda b: b.annotate(None, 0, reward=[1.0]), rc.InvalidValue, r"rollout_ids: expected a list of ids, got None"),
+    "annotate a number of rollouts": (lambda b: b.annotate(3, 0, reward=[1.0]), rc.InvalidValue, r"rollout_ids: expected a list of ids, got 3"),
+    "annotate named rewards of a number": (lambda b: b.annotate(["r0"], 0, rewards=3), rc.InvalidValue, r"rewards: expected a mapping of names.*got 3"),
+    "annotate a list of named rewards of numbers": (lambda b: b.annotate(["r0"], 0, rewards=[3]), rc.InvalidValue, r"rewards: expected a mapping of names.*got \[3\]"),
+    "annotate arrays of a number": (lambda b: b.annotate(["r0"], 0, arrays={"r": 5}), rc.InvalidValue, r"arrays\['r'\]: expected an array for each rollout, got 5"),
+    "annotate arrays of nothing": (lambda b: b.annotate(["r0"], 0, arrays={"r": None}), rc.InvalidValue, r"arrays\['r'\]: expected an array for each rollout, got None"),
+    "annotate arrays without axes": (lambda b: b.annotate(["r0"], 0, arrays={"r": [5]}), rc.InvalidValue, r"arrays\['r'\]: expected an array of numbers"),
+    "annotate arrays in a list": (lambda b: b.annotate(["r0"], 0, arrays=[1]), rc.InvalidValue, r"arrays: expected a mapping of names, got \[1\]"),
+    "annotate arrays in an empty list": (lambda b: b.annotate(["r0"], 0, reward=[1.0], arrays=[]), rc.InvalidValue, r"arrays: expected a mapping of names, got \[\]"),
+    "annotate a column of text": (lambda b: b.annotate(["r0"], 0, arrays={"r": rc.Ragged.from_list(["text"])}), rc.InvalidValue, r"arrays\['r'\]: expected an array of numbers"),
+    "annotate an array with a dot": (lambda b: b.annotate(["r0"], 0, arrays={"a.b": [np.zeros(2)]}), rc.InvalidValue, r"arrays: a name is text without a dot, got 'a.b'"),
+    "annotate a mask of 257": (lambda b: b.annotate(["r0"], 0, arrays={"loss_mask": [np.array([1, 257])]}), rc.InvalidValue, r"loss_mask: expected 0 or 1"),
+    "annotate a new array with logprobs of another length": (lambda b: b.annotate(["r0"], 0, arrays={"new": [np.zeros(2)], "logprobs": [np.zeros(7, np.float32)]}), rc.InvalidValue, r"logprobs has 7 entries"),
+    "annotate an array that never fits": (lambda b: b.annotate(["r0"], 0, arrays={"new": [np.zeros(10**5)]}), rc.NeverPossible, r"never fit"),
     "get what is not there": (lambda b: b.get([12345]), rc.UnknownKey, r"12345"),
     "get text": (lambda b: b.get("all"), rc.InvalidValue, r"keys"),
     "count an unknown status": (lambda b: b.count("math", "DONE"), rc.InvalidValue, r"status: expected one of"),
@@ -274,3 +333,153 @@ def test_a_wrong_call_of_asyncio_says_the_same(name: str) -> None:
         assert everything(buffer) == before
 
     asyncio.run(main())
+
+
+# -- groups that were changed after they were made: what was changed, words
+
+
+def member(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change the second rollout."""
+
+    def change(group: rc.Group) -> None:
+        for name, value in attributes.items():
+            setattr(group[1], name, value)
+
+    return change
+
+
+def members(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change all rollouts."""
+
+    def change(group: rc.Group) -> None:
+        for rollout in group:
+            for name, value in attributes.items():
+                setattr(rollout, name, value)
+
+    return change
+
+
+def shared(**attributes: Any) -> Callable[[rc.Group], None]:
+    """Change the group itself."""
+
+    def change(group: rc.Group) -> None:
+        for name, value in attributes.items():
+            setattr(group, name, value)
+
+    return change
+
+
+CHANGED: dict[str, tuple[Callable[[rc.Group], None], str]] = {
+    "no reward in a list": (member(reward=[]), r"rollout 1: reward: expected a number or None, got \[\]"),
+    "no reward in lists": (members(reward=[]), r"rollout 0: reward: expected a number or None, got \[\]"),
+    "rewards in lists": (members(reward=[1.0, 2.0]), r"rollout 0: reward: expected a number"),
+    "matrices of rewards": (members(reward=[[1, 2], [3, 4]]), r"rollout 0: reward: expected a number"),
+    "half a dispatch version in each": (members(dispatch_version=1.5), r"rollout 0: dispatch_version: expected a whole number"),
+    "a negative dispatch version in each": (members(dispatch_version=-1), r"rollout 0: dispatch_version: expected a whole number"),
+    "half an attempt in each": (members(attempt=0.5), r"rollout 0: attempt: expected a whole number"),
+    "named rewards of numbers": (members(rewards=5), r"rollout 0: rewards: expected a mapping"),
+    "empty named rewards that are no mapping": (members(rewards=()), r"rollout 0: rewards: expected a mapping"),
+    "a reward in a list": (member(reward=[1.0]), r"rollout 1: reward: expected a number"),
+    "a matrix of rewards": (member(reward=[[1, 2], [3, 4]]), r"rollout 1: reward: expected a number"),
+    "an array of rewards": (member(reward=np.zeros(2)), r"rollout 1: reward: expected a number"),
+    "a reward of text": (member(reward="1.5"), r"rollout 1: reward: expected a number or None, got '1.5'"),
+    "half an attempt": (member(attempt=1.5), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of 1.0": (member(attempt=1.0), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of 0.0": (member(attempt=0.0), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of False": (member(attempt=False), r"rollout 1: attempt: expected a whole number"),
+    "a negative attempt": (member(attempt=-1), r"rollout 1: attempt: expected a whole number of 0 or more, got -1"),
+    "an attempt that is no number": (member(attempt=NAN), r"rollout 1: attempt: expected a whole number"),
+    "an attempt of text": (member(attempt="0"), r"rollout 1: attempt: expected a whole number"),
+    "no attempt": (member(attempt=None), r"rollout 1: attempt: expected a whole number"),
+    "a huge attempt": (member(attempt=2**40), r"rollout 1: attempt: expected at most 2147483647, got 1099511627776"),
+    "half a segment": (member(segment=1.5), r"rollout 1: segment: expected a whole number"),
+    "a negative segment": (member(segment=-1), r"rollout 1: segment: expected a whole number"),
+    "a segment that is no number": (member(segment=NAN), r"rollout 1: segment: expected a whole number"),
+    "a huge segment": (member(segment=2**31), r"rollout 1: segment: expected at most"),
+    "half a dispatch version": (member(dispatch_version=1.5), r"rollout 1: dispatch_version: expected a whole number"),
+    "a negative dispatch version": (member(dispatch_version=-1), r"rollout 1: dispatch_version: expected a whole number"),
+    "a huge dispatch version": (member(dispatch_version=2**80), r"rollout 1: dispatch_version: expected at most"),
+    "named rewards of a number": (member(rewards=5), r"rollout 1: rewards: expected a mapping of names, got 5"),
+    "named rewards in a list": (member(rewards=[1.0]), r"rollout 1: rewards: expected a mapping"),
+    "extras of a number": (member(extras=5), r"rollout 1: extras: expected a mapping of names, got 5"),
+    "extras of 0": (member(extras=0), r"rollout 1: extras: expected a mapping"),
+    "extras in a list": (member(extras=[]), r"rollout 1: extras: expected a mapping"),
+    "arrays of a number": (member(arrays=5), r"rollout 1: arrays: expected a mapping of names, got 5"),
+    "arrays in a list": (member(arrays=[1]), r"rollout 1: arrays: expected a mapping"),
+    "an array of text": (member(arrays={"note": ["a"]}), r"rollout 1: arrays\['note'\]: expected an array of numbers"),
+    "an array without axes": (member(arrays={"score": 0.5}), r"rollout 1: arrays\['score'\]"),
+    "an array with a dot": (member(arrays={"a.b": np.zeros(2)}), r"rollout 1: arrays: a name is text without a dot"),
+    "blobs of a number": (member(blobs=5), r"rollout 1: blobs: expected a mapping of names, got 5"),
+    "blobs of numbers": (member(blobs={"a": [5]}), r"rollout 1: blobs\['a'\]: expected bytes, got int"),
+    "blobs that are no list": (member(blobs={"a": 5}), r"rollout 1: blobs\['a'\]: expected a list of bytes, got 5"),
+    "an error of a number": (member(error=5), r"rollout 1: error: expected text, got 5"),
+    "a finish reason of a number": (member(finish_reason=5), r"rollout 1: finish_reason: expected text, got 5"),
+    "a finish reason in a list": (member(finish_reason=["stop"]), r"rollout 1: finish_reason: expected text"),
+    "an id of a number": (member(rollout_id=5), r"rollout 1: rollout_id: expected text, got 5"),
+    "no id": (member(rollout_id=None), r"rollout 1: rollout_id: expected text"),
+    "an empty id": (member(rollout_id=""), r"rollout 1: rollout_id: expected text that is not empty"),
+    "text that is no UTF-8": (member(rollout_id="\ud800"), r"group 'new': .*surrogates"),
+    "no tokens": (member(response_ids=None), r"rollout 1: response_ids: expected a flat list"),
+    "versions in two axes": (member(versions=np.zeros((2, 2), np.int32)), r"rollout 1: versions: expected a flat list"),
+    "a prompt in two axes": (member(prompt_ids=np.zeros((2, 2), np.int32)), r"rollout 1: prompt_ids: expected a flat list"),
+    "a task of a number": (shared(task=5), r"task: expected text, got 5"),
+    "a task in a list": (shared(task=["math"]), r"task: expected text"),
+    "no task": (shared(task=None), r"task: expected text, got None"),
+    "an empty task": (shared(task=""), r"task: expected text, got ''"),
+    "a group's id of a number": (shared(group_id=5), r"group_id: expected text, got 5"),
+    "a group's id in a list": (shared(group_id=["a"]), r"group_id: expected text"),
+    "an empty group's id": (shared(group_id=""), r"group_id: expected text, got ''"),
+    "a group's extras in a list": (shared(extras=[1]), r"extras: expected a mapping of names, got \[1\]"),
+    "a group's extras of 0": (shared(extras=0), r"extras: expected a mapping of names, got 0"),
+    "a group's blobs of numbers": (shared(blobs={"a": [5]}), r"blobs\['a'\]: expected bytes, got int"),
+    "a group's blobs of a number": (shared(blobs=5), r"blobs: expected a mapping of names, got 5"),
+    "a group's blobs of 0": (shared(blobs=0), r"blobs: expected a mapping of names, got 0"),
+    "a group's blobs that are no list": (shared(blobs={"a": 5}), r"blobs\['a'\]: expected a list of bytes, got 5"),
+    "no prompt": (shared(prompt_ids=None), r"prompt_ids: expected a flat array of int32, got None"),
+    "numbers for rollouts": (shared(rollouts=[1]), r"rollouts: expected rc.Rollout objects, got 1"),
+    "a number for rollouts": (shared(rollouts=5), r"rollouts: expected a list of them, got 5"),
+    "text for rollouts": (shared(rollouts="abc"), r"rollouts: expected a list of them, got 'abc'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("make", [lambda: rc.RolloutBuffer(staleness=PATIENT, tags={"score": float}), made], ids=["direct", "general"])  # fmt: skip
+def test_a_group_that_was_changed_for_the_worse_is_refused(
+    name: str, make: Callable[[], rc.RolloutBuffer]
+) -> None:
+    change, words = CHANGED[name]
+    buffer = make()
+    before, columns = everything(buffer), list(buffer.table.columns)
+    group = G(R(reward=1.0), R(reward=2.0), group_id="new")
+    change(group)
+    with pytest.raises(rc.InvalidValue, match=words):
+        buffer.sync.put(group, version=1)
+    assert everything(buffer) == before
+    assert list(buffer.table.columns) == columns
+    key = buffer.sync.put(G(R(reward=1.0), R(reward=2.0), group_id="new"), version=1)
+    assert buffer.get([key])[0].rewards == [1.0, 2.0]
+
+
+def test_what_was_changed_to_something_of_the_same_meaning_is_converted() -> None:
+    for make in (lambda: rc.RolloutBuffer(staleness=PATIENT), made):
+        group = G(R(), R())
+        group[0].reward, group[1].reward = np.float32(0.5), 2  # type: ignore[assignment]
+        group[1].attempt, group[1].dispatch_version = np.int64(3), np.int32(7)  # type: ignore[assignment]
+        group[0].extras = group[0].blobs = group[0].arrays = None  # type: ignore[assignment]
+        group.extras = group.blobs = None  # type: ignore[assignment]
+        group.rollouts = tuple(group.rollouts)  # type: ignore[assignment]
+        buffer = make()
+        (stored,) = buffer.get([buffer.sync.put(group, version=9)])
+        assert stored.rewards == [0.5, 2.0]
+        assert [r.attempt for r in stored] == [0, 3]
+        assert [r.dispatch_version for r in stored] == [9, 7]
+        assert stored.extras == stored[0].extras == stored[0].arrays == {}
+
+
+def test_a_task_that_is_none_has_no_staleness_either() -> None:
+    buffer = rc.RolloutBuffer(staleness={"math": PATIENT})
+    group = G()
+    group.task = ["math"]  # type: ignore[assignment]
+    with pytest.raises(rc.InvalidValue, match=r"none for task \['math'\]; the mapping has math"):
+        buffer.sync.put(group)
+    assert len(buffer) == 0

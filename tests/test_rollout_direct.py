@@ -283,3 +283,45 @@ def test_room_that_is_promised_is_kept_and_used(overflow: str) -> None:
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][1] == (overflow == "block")
     assert outcomes[0][3] == {"code": 1}
+
+
+# -- any part changed to anything
+
+ODD: list[Any] = [
+    None, True, 0, -1, 2**40, 2**80, 1.0, 1.5, float("nan"), "", "a", "\ud800", b"ab", [],
+    [1, 2, 3], [1.5, 2, 3], [[1], [2], [3]], (), {}, {"a": 1}, {"a": [1]}, {"a": [b"x"]},
+    {"a": np.zeros(2)}, {1: 2}, {"a": object()}, {1}, object(), Status.FAILED, np.int64(1),
+    np.float32(1), np.array(1), np.array([]), np.zeros(3, np.int32), np.zeros(3, np.float32),
+    np.zeros((3, 1), np.int32), np.ones(3, np.bool_), np.array([None]), np.zeros(3, "f4,i4"),
+    rc.Rollout([1], [1]),
+]  # fmt: skip
+OF_ROLLOUTS = [name.strip("_") for name in rc.Rollout.__slots__]
+OF_GROUPS = list(rc.Group.__slots__)
+
+
+def public(buffer: rc.RolloutBuffer) -> str:
+    return repr((buffer.counts(), buffer.accounts(), buffer.nbytes, list(buffer.table.columns)))
+
+
+@pytest.mark.parametrize("part", [*OF_ROLLOUTS, *(f"group.{name}" for name in OF_GROUPS)])
+def test_a_part_that_was_changed_to_anything_is_stored_or_refused(part: str) -> None:
+    """Both ways store the same, or say the same; and who comes next can put."""
+    for odd in ODD:
+        results = []
+        options: dict[str, Any] = {
+            "staleness": PATIENT, "tags": {"a": int}, "clock": rc.ManualClock(),
+        }  # fmt: skip
+        for buffer in (rc.RolloutBuffer(**options), general(**options)):
+            one = group(rollout(3), rollout(3, rollout_id="other"))
+            before = public(buffer)
+            try:
+                setattr(one if "." in part else one[1], part.removeprefix("group."), odd)
+                buffer.sync.put(one, version=3)
+            except rc.InvalidValue as wrong:
+                results.append(str(wrong))
+                assert public(buffer) == before
+            else:
+                results.append(everything(buffer))
+            key = buffer.sync.put(group(group_id="next"), version=3)
+            assert buffer.get([key])[0].group_id == "next"
+        assert results[0] == results[1], odd

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from callers import Caller
@@ -385,3 +387,70 @@ def test_an_annotation_that_never_fits_says_so_and_drops_nothing(overflow, numbe
     with pytest.raises(rc.NeverPossible, match="never fit"):
         caller.done()
     assert names(buffer.take(9)) == ["a", "b", "c", "d"]
+
+
+# -- what does not land leaves no trace
+
+
+def new_column(lengths, **others):
+    return {"new": [np.zeros(length, np.float32) for length in lengths], **others}
+
+
+def test_an_annotation_of_another_attempt_adds_no_columns():
+    buffer = made("a")
+    before = list(buffer.table.columns)
+    assert buffer.annotate(["a0", "a1"], 1, arrays=new_column([2, 3])).tolist() == [False, False]
+    assert list(buffer.table.columns) == before
+    assert buffer.annotate(["a0", "a1"], [1, 0], arrays=new_column([2, 3])).tolist() == [
+        False,
+        True,
+    ]
+    assert list(buffer.table.columns) == [*before, "arrays.new"]
+    (stored,) = buffer.take(1)
+    assert stored[0].arrays == {}
+    assert stored[1].arrays["new"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("error", "arrays", "options"),
+    [
+        (rc.InvalidValue, {"logprobs": [np.zeros(9, np.float32)] * 2}, {}),
+        (rc.InvalidValue, {"loss_mask": [np.full(2, 7, np.int8), np.full(3, 7, np.int8)]}, {}),
+        (rc.SchemaError, {"logprobs": [np.zeros((2, 2)), np.zeros((3, 2))]}, {}),
+        (rc.NeverPossible, {"large": [np.zeros(2000)] * 2}, {"capacity_bytes": 1000}),
+        (rc.BufferFull, {}, {"capacity_bytes": 300, "overflow": "raise"}),
+    ],
+)
+def test_an_annotation_that_is_refused_adds_no_columns(error, arrays, options):
+    buffer = made("ab", **options)
+    before, nbytes = list(buffer.table.columns), buffer.nbytes
+    lengths = [20, 30] if error is rc.BufferFull else [2, 3]
+    with pytest.raises(error):
+        buffer.annotate(["a0", "a1"], 0, arrays=new_column(lengths, **arrays))
+    assert list(buffer.table.columns) == before
+    assert buffer.nbytes == nbytes
+    with pytest.raises(TimeoutError):
+        buffer.sample(1, timeout=0)
+
+
+def test_an_annotation_that_waits_adds_its_columns_when_it_lands():
+    async def main():
+        buffer = rc.RolloutBuffer(staleness=PATIENT, order=rc.Fifo(), capacity_bytes=300)
+        for name in "ab":
+            await buffer.put(group(name), version=0)
+        before = list(buffer.table.columns)
+        calls = [buffer.annotate(["b0", "b1"], 0, arrays=new_column([20, 30])) for _ in range(2)]
+        first, second = map(asyncio.create_task, calls)
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        assert not second.done()
+        assert list(buffer.table.columns) == before
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert list(buffer.table.columns) == before
+        await buffer.take(1)
+        assert (await asyncio.wait_for(second, 5)).tolist() == [True, True]
+        assert list(buffer.table.columns) == [*before, "arrays.new"]
+
+    asyncio.run(main())

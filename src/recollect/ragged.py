@@ -6,7 +6,7 @@ the rows of a numeric column in Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, overload
 
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from recollect.cells import Array, Kind, join_cells
 from recollect.dtypes import check_dtype
-from recollect.errors import InvalidValue, SchemaError
+from recollect.errors import InvalidValue, SchemaError, shown
 
 
 class Ragged:
@@ -69,6 +69,8 @@ class Ragged:
         >>> rc.Ragged.from_list(["yes", "no"]).to_list()
         ['yes', 'no']
         """
+        if not isinstance(cells, Iterable):
+            raise SchemaError(f"'cells': expected a list with a cell per row, got {shown(cells)}")
         return cls._from_cells("cells", cells, dtype)
 
     @classmethod

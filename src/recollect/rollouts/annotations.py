@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many, text
+from recollect.arguments import many
 from recollect.effects import Amended, Updated
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
 from recollect.ragged import Ragged
 from recollect.rollouts.cells import other_array, to_json
-from recollect.rollouts.checks import only_flags
+from recollect.rollouts.checks import any_array, named
 from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
 from recollect.rollouts.expiring import as_rows, judge_again
 from recollect.rollouts.rollout import CODES, Status
-from recollect.schema import Rows, Stored, row_payload
+from recollect.schema import Column, Rows, Schema, Stored, row_payload
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Keys = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
+NO_VALUES, NO_ROWS = np.zeros(0, np.float32), np.zeros(1, np.int64)
 PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
 PER_TOKEN = ("logprobs", "loss_mask")  # columns that `arrays=` may name, beside other arrays
@@ -37,22 +38,14 @@ class Filling:
     def __init__(
         self, rollout_ids: Any, attempt: Any, reward: Any, rewards: Any, arrays: Any
     ) -> None:
-        if isinstance(rollout_ids, str) or not all(isinstance(each, str) for each in rollout_ids):
-            raise InvalidValue(f"rollout_ids: expected a list of ids, got {shown(rollout_ids)}")
-        self.ids: list[str] = list(rollout_ids)
-        self.attempts = self._numbers("attempt", attempt, np.int64)
-        if self.attempts.size and self.attempts.min() < 0:
-            raise InvalidValue(
-                f"attempt: expected whole numbers of 0 or more, got {self.attempts.min()}"
-            )
-        self.reward = None if reward is None else self._numbers("reward", reward, np.float64)
+        self.ids = _ids(rollout_ids)
+        self.attempts = self._attempts(attempt)
+        self.reward = None if reward is None else self._rewards(reward)
         self.texts: dict[str, list[str]] = {}
         if rewards is not None:
-            parts = [rewards] * len(self.ids) if isinstance(rewards, Mapping) else list(rewards)
-            self._check_count("rewards", parts)
-            self.texts["rewards"] = [to_json(part) for part in parts]
+            self.texts["rewards"] = self._named_rewards(rewards)
         self.arrays: dict[str, Ragged] = {}
-        for name, cells in (arrays or {}).items():
+        for name, cells in named("arrays", arrays).items():
             self.arrays[name if name in PER_TOKEN else ARRAYS + name] = self._array(name, cells)
         if self.reward is None and not self.texts and not self.arrays:
             raise InvalidValue("annotate: give reward, rewards or arrays")
@@ -61,29 +54,59 @@ class Filling:
         if len(cells) != len(self.ids):
             raise InvalidValue(f"{name} has {len(cells)} entries for {len(self.ids)} rollouts")
 
-    def _numbers(self, name: str, value: Any, dtype: Any) -> NDArray[Any]:
-        try:
-            array = np.asarray(value, dtype)
-        except (TypeError, ValueError):
-            raise InvalidValue(f"{name}: expected numbers, got {shown(value)}") from None
+    def _attempts(self, attempt: Any) -> NDArray[np.int64]:
+        array = _numbers(attempt, "iu", np.int64)
+        if array is None or array.min(initial=0) < 0:
+            raise InvalidValue(
+                f"attempt: expected whole numbers of 0 or more, got {shown(attempt)}; give one for "
+                "each rollout, or one for all"
+            )
+        return self._one_each("attempt", array)
+
+    def _rewards(self, reward: Any) -> NDArray[np.float64]:
+        array = _numbers(reward, "biufV", np.float64)  # V: numbers that NumPy has not, as bfloat16
+        if array is None:
+            raise InvalidValue(
+                "reward: expected numbers, one for each rollout or one for all, got "
+                f"{shown(reward)}"
+            )
+        return self._one_each("reward", array)
+
+    def _one_each(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
         if array.ndim == 0:
             return np.full(len(self.ids), array)
         self._check_count(name, array)
         return array
 
-    def _array(self, name: str, cells: Any) -> Ragged:
-        text("arrays", name)
-        if "." in name:
-            raise InvalidValue(f"arrays: a name is text without a dot, got {name!r}")
+    def _named_rewards(self, rewards: Any) -> list[str]:
+        parts = [rewards] * len(self.ids) if isinstance(rewards, Mapping) else _cells(rewards)
+        if parts is None or not all(isinstance(part, Mapping) for part in parts):
+            raise InvalidValue(
+                "rewards: expected a mapping of names, one for each rollout or one for all, got "
+                f"{shown(rewards)}"
+            )
+        self._check_count("rewards", parts)
+        return [to_json(part) for part in parts]
+
+    def _array(self, name: Any, cells: Any) -> Ragged:
         if isinstance(cells, Ragged):
-            self._check_count(name, cells)
-            return cells
-        parts = [np.asarray(cell) for cell in cells]
-        self._check_count(name, parts)
-        if not parts:
-            return Ragged._make(np.zeros(0, np.float32), np.zeros(1, np.int64))
-        column = other_array(name, parts)[0]
-        assert isinstance(column, Ragged)
+            any_array(name, cells.values if cells.kind == "array" else "text")
+            column = cells
+        else:
+            given = _cells(cells)
+            if given is None:
+                raise InvalidValue(
+                    f"arrays[{name!r}]: expected an array for each rollout, got {shown(cells)}"
+                )
+            parts = [any_array(name, cell) for cell in given]
+            if not parts:
+                any_array(name, NO_VALUES)  # the name must be one
+            made = other_array(name, parts)[0] if parts else Ragged._make(NO_VALUES, NO_ROWS)
+            assert isinstance(made, Ragged)
+            column = made
+        self._check_count(name, column)
+        if name == "loss_mask" and not np.isin(column.values, (0, 1)).all():
+            raise InvalidValue("loss_mask: expected 0 or 1 per response token")
         return column
 
     def also(
@@ -102,14 +125,16 @@ class Filling:
                     others.append((key, other, place))
         return others
 
-    def add_columns(self, core: Core) -> None:
-        """Have a column for each array, and the arrays in its dtype."""
+    def fit(self, schema: Schema) -> Schema:
+        """Arrays in the dtype of their columns, and the schema that has those of new names too."""
         for name, cells in self.arrays.items():
-            column = core.table.columns.get(name)
+            column = schema.columns.get(name)
             if column is None:
-                core.table._add_column(name, cells.dtype, cells.inner_shape, True)
+                column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
+                schema = schema.with_column(name, column)
             else:
                 self.arrays[name] = fitted(name, cells, column)
+        return schema
 
     def filled(self, rows: Rows, names: list[str], where: Any, sources: Sequence[int]) -> Rows:
         """Stored rows with these cells in the place of what was there."""
@@ -129,8 +154,6 @@ class Filling:
                     f"{name} has {cells.lengths[wrong]} entries for "
                     f"{response.lengths[where[wrong]]} response tokens"
                 )
-            if name == "loss_mask" and not only_flags(np.ascontiguousarray(cells.values)):
-                raise InvalidValue("loss_mask: expected 0 or 1 per response token")
             place = names.index(name)
             columns[place] = _with_cells(columns[place], where, cells)
             flags = present[place]
@@ -138,6 +161,44 @@ class Filling:
             flags[where] = True
             present[place] = flags
         return Rows(rows.count, columns, present)
+
+
+def _ids(rollout_ids: Any) -> list[str]:
+    ids = _cells(rollout_ids)
+    if ids is None or not all(isinstance(each, str) for each in ids):
+        raise InvalidValue(f"rollout_ids: expected a list of ids, got {shown(rollout_ids)}")
+    return ids
+
+
+def _cells(given: Any) -> list[Any] | None:
+    """What was given for each rollout, None where it is not several things."""
+    if isinstance(given, str | bytes | Mapping):
+        return None
+    try:
+        return list(given)
+    except TypeError:
+        return None
+
+
+def _numbers(value: Any, kinds: str, dtype: Any) -> NDArray[Any] | None:
+    """A number or a flat array of them, None where it is neither: 0.5 is no whole number."""
+    try:
+        array = np.asarray(value)
+        if array.ndim > 1 or (array.size and array.dtype.kind not in kinds):
+            return None
+        return array.astype(dtype)
+    except (TypeError, ValueError):
+        return None
+
+
+def _with_new(rows: Rows, schema: Schema) -> Rows:
+    """Stored rows as they are when the table has all columns of a schema: no cell of the new."""
+    columns, present = list(rows.columns), list(rows.present or [None] * len(rows.columns))
+    for column in list(schema.columns.values())[len(columns) :]:
+        nothing = np.zeros((0, *column.shape), column.dtype)
+        columns.append(Ragged._make(nothing, np.zeros(rows.count + 1, np.int64)))
+        present.append(np.zeros(rows.count, np.bool_))
+    return Rows(rows.count, columns, present)
 
 
 def _with_cells(column: Stored, where: Any, cells: Any) -> Stored:
@@ -166,7 +227,8 @@ def fill(core: Core, filling: Filling) -> Mask | Blocked:
     found = np.zeros(len(filling.ids), np.bool_)
     if not keys.size:
         return found
-    filling.add_columns(core)
+    assert table._schema is not None
+    schema = filling.fit(table._schema)
     batch = core.storage.get(keys, None).read(np.empty)
     starts = batch.info.row_offsets
     item_of = {key: item for item, key in enumerate(keys.tolist())}
@@ -183,15 +245,17 @@ def fill(core: Core, filling: Filling) -> Mask | Blocked:
     for other in filling.also(core, places, sources):  # other segments of the same rollout
         rows.append(int(starts[item_of[other[0]]]) + other[1])
         sources.append(other[2])
-    assert table._schema is not None
-    names = list(batch.columns)
-    before = as_rows(batch)
+    names = list(schema.columns)
+    before = _with_new(as_rows(batch), schema)
     after = filling.filled(before, names, np.array(rows), sources)
-    gained = row_payload(table._schema, after) - row_payload(table._schema, before)
+    gained = row_payload(schema, after) - row_payload(schema, before)
     payload = np.add.reduceat(gained, starts[:-1])
     blocked = _make_room(core, keys, int(payload.sum()))
     if blocked is not None:
         return blocked
+    for name in names[len(batch.columns) :]:  # now, because what does not land leaves no trace
+        column = schema.columns[name]
+        table._add_column(name, column.dtype, column.shape, True)
     core.space.forget_sizes()
     core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
     table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))

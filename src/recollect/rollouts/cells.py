@@ -26,6 +26,9 @@ Cells = tuple[Stored, Mask | None]  # a column, and which of its cells are prese
 INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float32)
 BOOL, OFFSETS = np.dtype(np.bool_), np.dtype(np.int64)
 
+ONLY_INT, ONLY_FLOAT, ONLY_NONE = {int}, {float}, {type(None)}
+FLOAT_OR_NONE = ONLY_FLOAT | ONLY_NONE
+
 _repeated: dict[tuple[int, int, Any], Array] = {}
 _reasons: dict[tuple[Any, ...], Cells] = {}
 
@@ -67,14 +70,19 @@ def per_token(
     return Ragged._make(values, offsets), present
 
 
-def integers(values: list[int], dtype: Any) -> Array:
-    """Numbers; an array of one number over and over is made once."""
+def integers(values: list[int], dtype: Any, least: int) -> Array:
+    """Whole numbers; an array of one number over and over is made once."""
+    if set(map(type, values)) != ONLY_INT:  # 1.5 would become 1, and 1.0 and True are equal to 1
+        raise Unfit("whole numbers were expected")
     first, count = values[0], len(values)
-    if values.count(first) != count:
-        return np.array(values, dtype)
+    repeated = values.count(first) == count
     key = (first, count, dtype)
-    array = _repeated.get(key)
+    array = _repeated.get(key) if repeated and first >= least else None
     if array is None:
+        if min(values) < least:
+            raise Unfit(f"numbers of at least {least} were expected")
+        if not repeated:
+            return np.array(values, dtype)
         if len(_repeated) >= 1024:
             _repeated.clear()
         array = _repeated[key] = np.full(count, first, dtype)
@@ -83,16 +91,19 @@ def integers(values: list[int], dtype: Any) -> Array:
 
 def status_codes(statuses: list[Status]) -> Array:
     if statuses.count(statuses[0]) == len(statuses):
-        return integers([CODES[statuses[0]]] * len(statuses), np.int8)
+        return integers([CODES[statuses[0]]] * len(statuses), np.int8, 0)
     return np.array([CODES[status] for status in statuses], np.int8)
 
 
 def rewards_of(values: list[Any]) -> Cells:
-    absent = [value is None for value in values]
-    if True not in absent:
+    kinds = set(map(type, values))
+    if kinds == ONLY_FLOAT:
         return np.array(values, np.float64), None
-    if False not in absent:
+    if kinds == ONLY_NONE:
         return None, None
+    if kinds != FLOAT_OR_NONE:  # another number, which a check makes a float, or nothing good
+        raise Unfit("rewards are not floats")
+    absent = [value is None for value in values]
     return np.array([0.0 if v is None else v for v in values]), ~np.array(absent)
 
 

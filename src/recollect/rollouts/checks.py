@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,31 @@ from recollect.errors import InvalidValue, shown
 Array = NDArray[Any]
 Blobs = dict[str, list[bytes]]
 
+LARGEST_COUNT = (1 << 31) - 1  # attempts and segments are int32
 
-def check_blobs(blobs: Blobs) -> None:
+
+def named(what: str, value: Any) -> dict[str, Any]:
+    """Things by name; a dict stays the object that it is."""
+    if type(value) is dict:
+        return value
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f"{what}: expected a mapping of names, got {shown(value)}")
+    return dict(value)
+
+
+def blobs_of(value: Any) -> Blobs:
+    blobs = named("blobs", value)
     for name, values in blobs.items():
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"blobs: a name is text, got {shown(name)}")
-        for value in values:
-            if not isinstance(value, bytes):
-                raise InvalidValue(f"blobs[{name!r}]: expected bytes, got {type(value).__name__}")
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise InvalidValue(f"blobs[{name!r}]: expected a list of bytes, got {shown(values)}")
+        for blob in values:
+            if not isinstance(blob, bytes):
+                raise InvalidValue(f"blobs[{name!r}]: expected bytes, got {type(blob).__name__}")
+    return blobs
 
 
 def check_length(name: str, array: Array, tokens: int) -> None:
@@ -90,14 +108,16 @@ def any_array(name: Any, value: Any) -> Array:
     return array
 
 
-def whole_or_none(name: str, value: Any, optional: bool) -> int | None:
-    if type(value) is int and value >= 0:
-        return value
+def whole_or_none(name: str, value: Any, optional: bool, most: int) -> int | None:
     if value is None and optional:
         return None
-    if isinstance(value, np.integer) and value >= 0:
-        return int(value)
-    raise InvalidValue(f"{name}: expected a whole number of 0 or more, got {shown(value)}")
+    if isinstance(value, np.integer):
+        value = int(value)
+    if type(value) is not int or value < 0:
+        raise InvalidValue(f"{name}: expected a whole number of 0 or more, got {shown(value)}")
+    if value > most:
+        raise InvalidValue(f"{name}: expected at most {most}, got {value}")
+    return value
 
 
 def reward_of(value: Any) -> float | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from recollect.errors import InvalidValue, shown
 from recollect.optional import optional
 from recollect.rollouts.cells import to_json
+from recollect.rollouts.checks import named
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
 
@@ -28,6 +29,7 @@ OWN = (
     "finish_reason", "error", "rollout_id", "segment", "attempt", "turns", "extras", "blobs",
 )  # fmt: skip
 SHARED = ("group_id", "task", "prompt", "ground_truth")
+WHOLE = ("dispatch_version", "segment", "attempt")
 JSON = ("rewards", "turns", "extras", "group_extras", "prompt", "ground_truth")
 ARRAYS = "arrays."
 
@@ -50,12 +52,16 @@ def _to_dict(group: Group, rollout: Rollout) -> dict[str, Any]:
 
 def from_dicts(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
     """The groups of such dicts, in the order of their first rows. Unknown names are refused."""
+    if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
+        raise InvalidValue(f"from_dicts: expected a list of a dict per rollout, got {shown(rows)}")
     members: dict[Any, list[Rollout]] = {}
     shared: dict[Any, dict[str, Any]] = {}
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InvalidValue(f"row {place}: expected a dict per rollout, got {shown(row)}")
         key = row.get("group_id")
+        if key is not None and not isinstance(key, str):
+            raise InvalidValue(f"row {place}: group_id: expected text, got {shown(key)}")
         key = place if key is None else key  # a rollout without a group is one by itself
         about = shared.setdefault(key, {})
         for name in (*SHARED, "prompt_ids", "group_extras", "group_blobs"):
@@ -76,7 +82,7 @@ def _rollout(place: int, row: Mapping[str, Any]) -> Rollout:
     known = {*OWN, *SHARED, "prompt_ids", "status", "group_extras", "group_blobs"}
     arrays = {}
     for name, value in row.items():
-        if name.startswith(ARRAYS):
+        if isinstance(name, str) and name.startswith(ARRAYS):
             if value is not None:
                 arrays[name[len(ARRAYS) :]] = value
         elif name not in known:
@@ -122,8 +128,11 @@ def from_columns(columns: Mapping[str, Sequence[Any]]) -> list[Group]:
     """The groups of such lists."""
     names = list(columns)
     rows = []
-    for cells in zip(*columns.values(), strict=True):
-        row = {name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+    for place, cells in enumerate(zip(*columns.values(), strict=True)):
+        try:
+            row = {name: _cell(name, cell) for name, cell in zip(names, cells, strict=True)}
+        except InvalidValue as wrong:
+            raise InvalidValue(f"row {place}: {wrong}") from None
         rows.append(row)
     return from_dicts(rows)
 
@@ -132,11 +141,15 @@ def _cell(name: str, cell: Any) -> Any:
     if cell is None or (isinstance(cell, float) and cell != cell and name != "reward"):
         return None
     if name in JSON:
-        return json.loads(cell)
+        try:
+            return json.loads(cell)
+        except (TypeError, ValueError):
+            raise InvalidValue(f"{name}: expected JSON text, got {shown(cell)}") from None
     if name in ("blobs", "group_blobs"):
-        return {key: list(values) for key, values in cell.items() if values is not None}
-    if name in ("dispatch_version", "segment", "attempt"):
-        return int(cell)
+        blobs = named(name, cell)
+        return {key: list(values) for key, values in blobs.items() if values is not None}
+    if name in WHOLE and isinstance(cell, float) and cell.is_integer():
+        return int(cell)  # a frame makes floats of a column where some cells are absent
     return cell
 
 
@@ -149,6 +162,13 @@ def to_pandas(groups: Iterable[Group]) -> pd.DataFrame:
 
 def from_pandas(frame: pd.DataFrame) -> list[Group]:
     """The groups of a DataFrame."""
+    import pandas as pd
+
+    if not isinstance(frame, pd.DataFrame):
+        raise InvalidValue(
+            f"from_pandas: expected a pandas.DataFrame, got {shown(frame)}; rc.Groups.from_dicts "
+            "takes a list of dicts"
+        )
     columns: dict[str, list[Any]] = {}
     for name in frame.columns:
         cells = frame[name].tolist()
@@ -219,4 +239,9 @@ def to_dataset(groups: Iterable[Group]) -> Any:
 
 def from_dataset(dataset: Any) -> list[Group]:
     """The groups of a Hugging Face dataset."""
+    if not isinstance(dataset, optional("datasets").Dataset):
+        raise InvalidValue(
+            f"from_dataset: expected a datasets.Dataset, got {shown(dataset)}; of several splits "
+            "give one, such as dataset['train']"
+        )
     return from_arrow(dataset.with_format("arrow")[:])

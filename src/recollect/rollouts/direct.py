@@ -99,12 +99,18 @@ class Direct:
         self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
     ) -> Known | None:
         """What a group of the common layout comes to, None for any other."""
-        rollouts = group.rollouts
+        rollouts, task, group_id = group.rollouts, group.task, group.group_id
         if (
             self._about is None
             or type(rollouts) is not list
             or not rollouts
+            or type(group.blobs) is not dict
             or group.blobs
+            or type(group.extras) is not dict
+            or not isinstance(task, str)
+            or not task
+            or type(group_id) is not str
+            or not group_id
             or rule.max_token_staleness is not None
         ):
             return None
@@ -113,13 +119,14 @@ class Direct:
             ids = [rollout.rollout_id for rollout in rollouts]
             reason = first._finish_reason
             status = first._status or FINISH_REASONS.get(reason)
-            if status is not Status.COMPLETED or len(set(ids)) != len(ids):
+            unique = set(ids)
+            if status is not Status.COMPLETED or len(unique) != len(ids) or "" in unique:
                 return None
         except (AttributeError, TypeError):
             return None
         about = described(group)
         text = to_json(about) if about else None
-        group_id, prompt = group.group_id, group.prompt_ids
+        prompt = group.prompt_ids
         found = np.empty(GROUP_BLOCK, np.int64)
         stamped = version is not None
         if not self._kernels.look(
@@ -146,14 +153,14 @@ class Direct:
             counted = oldest
         expires = rule.expires_at(counted) if counted >= 0 else NEVER
         fields = {
-            "task": group.task,
+            "task": task,
             "status": COMPLETED,
             "version": counted if counted >= 0 else None,
             "expires": expires if expires < NEVER else None,
         }
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
-        entry = Entry(group_id, group.task, ids, counted, 0.0)
+        entry = Entry(group_id, task, ids, counted, 0.0)
         stamp = NONE if version is None or sizes[HAS_VERSIONS] else version
         return Known(
             rollouts, prompt, reason, text, stamp, lowest, each, found, sizes, fields, expires,
@@ -197,13 +204,14 @@ def _dispatched(
     """
     default = NONE if version is None else version
     first = rollouts[0].dispatch_version
-    sent = default if first is None else first
-    if together and type(sent) is int and NONE <= sent < ONE_DIGIT:
-        return sent, NO_VERSIONS
+    if together and first is None:
+        return default, NO_VERSIONS
+    if together and type(first) is int and 0 <= first < ONE_DIGIT:
+        return first, NO_VERSIONS
     each = [rollout.dispatch_version for rollout in rollouts]
-    cells = [default if one is None else one for one in each]
-    if not all(type(one) is int and NONE <= one <= LARGEST for one in cells):
+    if not all(one is None or (type(one) is int and 0 <= one <= LARGEST) for one in each):
         return None
+    cells = [default if one is None else one for one in each]
     return min((one for one in cells if one >= 0), default=NONE), np.array(cells, np.int64)
 
 

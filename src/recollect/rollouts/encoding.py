@@ -77,6 +77,8 @@ SHARED: dict[str, Column] = {
 }
 BLOBS = list(ROWS).index("blobs")
 
+UNFIT = (Unfit, TypeError, ValueError, AttributeError, OverflowError)  # what makes us look closer
+EMPTY: dict[str, Any] = {}
 NOTHING = (None,) * 6  # the columns of `_encode_rare`, where no rollout has any
 
 
@@ -141,21 +143,20 @@ def encode(
     group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
 ) -> Encoded:
     """Check a group and make its columns."""
+    group._check_shared()
     if not group.rollouts:
         group_status(())
     try:
         return _encode(group, version, rule, tags)
-    except (Unfit, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, InvalidValue):
-            raise
-        for place, rollout in enumerate(group.rollouts):
-            try:
-                rollout.check()
-            except InvalidValue as wrong:
-                raise InvalidValue(f"rollout {place}: {wrong}") from None
+    except InvalidValue:
+        raise
+    except UNFIT:
+        group._check_rollouts()
     try:
         return _encode(group, version, rule, tags)
-    except Unfit as error:
+    except InvalidValue:
+        raise
+    except UNFIT as error:
         raise InvalidValue(f"group {group.group_id!r}: {error}") from None
 
 
@@ -176,7 +177,10 @@ def _encode(
     logprobs = per_token("logprobs", [r.logprobs for r in rollouts], lengths, offsets, FLOAT32)
     mask = per_token("loss_mask", [r.loss_mask for r in rollouts], lengths, offsets, INT8)
     ids = [rollout.rollout_id for rollout in rollouts]
-    if len(set(ids)) != len(ids):
+    unique = set(ids)
+    if "" in unique:
+        raise Unfit("a rollout_id is empty")
+    if len(unique) != len(ids):
         _check_segments(rollouts)
     dispatch = _dispatch(rollouts, version)
     stamp, versions, oldest = _stamped(rollouts, lengths, logprobs, version)
@@ -187,12 +191,12 @@ def _encode(
         logprobs[0],
         mask[0],
         versions[0],
-        integers(stamp, np.int64),
-        integers(dispatch, np.int64),
+        integers(stamp, np.int64, NONE),
+        integers(dispatch, np.int64, NONE),
         reward[0],
         status_codes(statuses),
-        integers([rollout.segment for rollout in rollouts], np.int32),
-        integers([rollout.attempt for rollout in rollouts], np.int32),
+        integers([rollout.segment for rollout in rollouts], np.int32, 0),
+        integers([rollout.attempt for rollout in rollouts], np.int32, 0),
         text_of(ids),
         reasons[0],
     ]
@@ -254,9 +258,9 @@ def _is_plain(group: Group) -> bool:
             or r.error is not None
             or r.rewards is not None
             or r.turns is not None
-            or r.extras
-            or r.blobs
-            or r.arrays
+            or r.extras != EMPTY  # what is empty and no dict is wrong
+            or r.blobs != EMPTY
+            or r.arrays != EMPTY
         ):
             return False
     return True
@@ -265,6 +269,11 @@ def _is_plain(group: Group) -> bool:
 def _encode_rare(encoded: Encoded, group: Group) -> None:
     """The cells that few rollouts have."""
     rollouts = group.rollouts
+    for place, rollout in enumerate(rollouts):
+        try:
+            rollout._check_named()
+        except InvalidValue as wrong:
+            raise InvalidValue(f"rollout {place}: {wrong}") from None
     columns = [
         texts_of([rollout.error for rollout in rollouts]),
         json_of([rollout.rewards for rollout in rollouts]),
@@ -282,11 +291,13 @@ def _encode_rare(encoded: Encoded, group: Group) -> None:
 def _dispatch(rollouts: list[Rollout], version: int | None) -> list[int]:
     """Dispatch versions; a stale rollout that waits for its retry has none and gets none."""
     default = NONE if version is None else version
+    given = [rollout.dispatch_version for rollout in rollouts]
+    for one in given:
+        if one is not None and one < 0:
+            raise Unfit("a dispatch_version is negative")
     return [
-        rollout.dispatch_version
-        if rollout.dispatch_version is not None
-        else (NONE if rollout._status is Status.EXPIRED else default)
-        for rollout in rollouts
+        (NONE if rollout._status is Status.EXPIRED else default) if one is None else one
+        for one, rollout in zip(given, rollouts, strict=True)
     ]
 
 
@@ -317,8 +328,8 @@ def _stamped(
             if rollout.logprobs is not None:
                 rest[np.isnan(rollout.logprobs[known:])] = NONE
             cell = rest if cell is None else np.concatenate([cell, rest])
-        if cell is not None and cell.dtype != INT32:
-            raise Unfit("versions are not int32")
+        if cell is not None and (cell.dtype != INT32 or cell.ndim != 1):
+            raise Unfit("versions are not a flat array of int32")
         cells.append(cell if length else None)
     column = ragged_of(cells, INT32)
     oldest = stamp
@@ -387,7 +398,10 @@ def _own_prompts(group: Group) -> Cells:
         else own
         for rollout in group.rollouts
     ]
-    return ragged_of(cells, INT32)
+    column = ragged_of(cells, INT32)
+    if isinstance(column[0], Ragged) and column[0].values.ndim != 1:
+        raise Unfit("prompt_ids have several axes")
+    return column
 
 
 # -- what a group shares ------------------------------------------------------------------------
@@ -436,11 +450,11 @@ def tag_of(name: str, kind: FieldType, group: Group) -> Any:
     """The value of a tag: the group's extra, or what its rollouts' extras come to."""
     whose = f"extras[{name!r}]"
     if name in group.extras:
-        return check_value(whose, kind, group.extras[name], -1)
+        return _scalar(whose, kind, group.extras[name])
     values: list[Any] = [
         value
         for rollout in group.rollouts
-        if (value := check_value(whose, kind, rollout.extras.get(name), -1)) is not None
+        if (value := _scalar(whose, kind, rollout.extras.get(name))) is not None
     ]
     if not values:
         return None
@@ -452,6 +466,12 @@ def tag_of(name: str, kind: FieldType, group: Group) -> Any:
             f"({shown(values)}); set it in the extras of the group"
         )
     return values[0]
+
+
+def _scalar(whose: str, kind: FieldType, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.size != 1:
+        raise InvalidValue(f"{whose}: it is a tag, which is one value, got {shown(value)}")
+    return check_value(whose, kind, value, -1)
 
 
 def rows_in(encoded: Encoded, names: Sequence[str]) -> Rows:

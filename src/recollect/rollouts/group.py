@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from recollect.arguments import many
 from recollect.errors import InvalidValue, shown
-from recollect.rollouts.checks import Blobs, check_blobs, same_arrays, tokens_of
+from recollect.rollouts.checks import Blobs, blobs_of, named, same_arrays, tokens_of
 from recollect.rollouts.rollout import NO_TOKENS, Rollout, Status, group_status, new_id
 
 
@@ -54,12 +54,10 @@ class Group(MutableSequence[Rollout]):
         blobs: Mapping[str, Sequence[bytes]] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(rollouts, Rollout):
+        if isinstance(rollouts, Rollout | str) or not isinstance(rollouts, Iterable):
             raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
         self.rollouts = list(rollouts)
-        for rollout in self.rollouts:
-            if not isinstance(rollout, Rollout):
-                raise InvalidValue(f"rollouts: expected rc.Rollout objects, got {shown(rollout)}")
+        self._check_members()
         self.task = self._agreed("task", task) or "default"
         self.group_id = self._agreed("group_id", group_id) or new_id()
         self.prompt_ids = NO_TOKENS if prompt_ids is None else tokens_of("prompt_ids", prompt_ids)
@@ -68,9 +66,8 @@ class Group(MutableSequence[Rollout]):
             self.prompt_ids = own[0] if own else NO_TOKENS
         self.prompt: Any = prompt
         self.ground_truth: Any = ground_truth
-        self.blobs: Blobs = {} if blobs is None else {k: list(v) for k, v in blobs.items()}
-        check_blobs(self.blobs)
-        self.extras: dict[str, Any] = {} if extras is None else dict(extras)
+        self.blobs: Blobs = {name: list(cells) for name, cells in blobs_of(blobs).items()}
+        self.extras: dict[str, Any] = {**named("extras", extras)}
         self.key: int | None = None
         self.priority: float | None = None
         self.times_used = 0
@@ -91,6 +88,34 @@ class Group(MutableSequence[Rollout]):
                     "rollouts share it"
                 )
         return values[0] if values else None
+
+    def _check_members(self) -> None:
+        for rollout in self.rollouts:
+            if not isinstance(rollout, Rollout):
+                raise InvalidValue(f"rollouts: expected rc.Rollout objects, got {shown(rollout)}")
+
+    def _check_shared(self) -> None:
+        """Raise `InvalidValue` where what is no rollout was changed to something that is wrong."""
+        rollouts: Any = self.rollouts
+        if type(rollouts) is not list:
+            if not isinstance(rollouts, Sequence) or isinstance(rollouts, str):
+                raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
+            self.rollouts = list(rollouts)
+        if not isinstance(self.task, str) or not self.task:
+            raise InvalidValue(f"task: expected text, got {shown(self.task)}")
+        if not isinstance(self.group_id, str) or not self.group_id:
+            raise InvalidValue(f"group_id: expected text, got {shown(self.group_id)}")
+        self.extras = named("extras", self.extras)
+        self.blobs = blobs_of(self.blobs)
+
+    def _check_rollouts(self) -> None:
+        """The same for each rollout; lists become arrays."""
+        self._check_members()
+        for place, rollout in enumerate(self.rollouts):
+            try:
+                rollout.check()
+            except InvalidValue as wrong:
+                raise InvalidValue(f"rollout {place}: {wrong}") from None
 
     def _adopt(self, rollout: Rollout) -> None:
         rollout.task, rollout.group_id = self.task, self.group_id
@@ -125,10 +150,11 @@ class Group(MutableSequence[Rollout]):
         return self.rollouts[place]
 
     def __setitem__(self, place: Any, rollout: Any) -> None:
-        given = [rollout] if isinstance(rollout, Rollout) else list(rollout)
+        several = isinstance(place, slice) and isinstance(rollout, Iterable)
+        given = list(rollout) if several else [rollout]
         for each in given:
             self._check_member(each)
-        self.rollouts[place] = rollout if isinstance(rollout, Rollout) else given
+        self.rollouts[place] = given if several else rollout
 
     def __delitem__(self, place: Any) -> None:
         del self.rollouts[place]

@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.checks import (
+    LARGEST_COUNT,
     Blobs,
     any_array,
-    check_blobs,
+    blobs_of,
     check_length,
     mask_of,
+    named,
     numbers,
     reward_of,
     same_arrays,
@@ -33,6 +35,7 @@ from recollect.rollouts.checks import (
 
 Array = NDArray[Any]
 
+LARGEST_VERSION = 1 << 61  # of a dispatch: a version and a staleness add up to an int64
 NO_TOKENS = np.zeros(0, np.int32)
 NO_TOKENS.setflags(write=False)
 
@@ -190,7 +193,9 @@ class Rollout:
         self.versions: NDArray[np.int32] | None = versions
         self.dispatch_version = dispatch_version
         self.reward = reward
-        self.rewards: dict[str, float] | None = None if rewards is None else dict(rewards)
+        self.rewards: dict[str, float] | None = None
+        if rewards is not None:
+            self.rewards = {**named("rewards", rewards)}
         self._status = None if status is None else as_status(status)
         self._finish_reason = finish_reason
         self.error = error
@@ -200,9 +205,9 @@ class Rollout:
         self.attempt = attempt
         self.task = task
         self.turns: Any = turns
-        self.arrays: dict[str, Array] = {} if arrays is None else dict(arrays)
-        self.blobs: Blobs = {} if blobs is None else {k: list(v) for k, v in blobs.items()}
-        self.extras: dict[str, Any] = {} if extras is None else dict(extras)
+        self.arrays: dict[str, Array] = {**named("arrays", arrays)}
+        self.blobs: Blobs = {name: list(cells) for name, cells in blobs_of(blobs).items()}
+        self.extras: dict[str, Any] = {**named("extras", extras)}
         self.check()
 
     @property
@@ -245,19 +250,29 @@ class Rollout:
             self.versions = versions_of(self.versions)
             if len(self.versions) > tokens:
                 check_length("versions", self.versions, tokens)
-        self.dispatch_version = whole_or_none("dispatch_version", self.dispatch_version, True)
-        self.segment = whole_or_none("segment", self.segment, False) or 0
-        self.attempt = whole_or_none("attempt", self.attempt, False) or 0
+        self.dispatch_version = whole_or_none(
+            "dispatch_version", self.dispatch_version, True, LARGEST_VERSION
+        )
+        self.segment = whole_or_none("segment", self.segment, False, LARGEST_COUNT) or 0
+        self.attempt = whole_or_none("attempt", self.attempt, False, LARGEST_COUNT) or 0
         self.reward = reward_of(self.reward)
-        for name, array in self.arrays.items():
-            self.arrays[name] = any_array(name, array)
         for name in ("error", "_finish_reason", "group_id", "rollout_id", "task"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise InvalidValue(f"{name.strip('_')}: expected text, got {shown(value)}")
         if not self.rollout_id:
             raise InvalidValue("rollout_id: expected text that is not empty; None makes one")
-        check_blobs(self.blobs)
+        self._check_named()
+
+    def _check_named(self) -> None:
+        """The same for what a rollout has by name."""
+        if self.rewards is not None:
+            self.rewards = named("rewards", self.rewards)
+        self.extras = named("extras", self.extras)
+        self.blobs = blobs_of(self.blobs)
+        self.arrays = named("arrays", self.arrays)
+        for name, array in self.arrays.items():
+            self.arrays[name] = any_array(name, array)
 
     def reset(self, status: Status = Status.EXPIRED) -> None:
         """Go back to the prompt for another attempt: what was generated is cleared."""
@@ -300,6 +315,6 @@ def as_status(status: Any) -> Status:
         return status
     try:
         return Status(status)
-    except ValueError:
+    except (ValueError, TypeError):
         known = ", ".join(Status)
         raise InvalidValue(f"status: expected one of {known}, got {shown(status)}") from None
