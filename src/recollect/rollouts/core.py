@@ -380,6 +380,8 @@ class Core:
     def insert(self, encoded: Encoded, rows: Rows, ready: bool) -> int:
         """Store what was encoded, for which there is room; returns its key."""
         table = self.table
+        if self.capacity is not None and len(self.storage) >= self.capacity:
+            self.space.exceed()
         encoded.fields["ready"] = ready
         per_item = self._per_item.get(encoded.count)
         if per_item is None:
