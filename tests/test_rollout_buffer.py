@@ -588,3 +588,32 @@ def test_the_whole_result_is_one_ragged_batch():
         assert batch["reward"][row] == reward
         assert batch["versions"][row].tolist() == [row // 8] * len(tokens)
     assert batch["loss_mask"].lengths.tolist() == [len(e[0]) for e in expected]
+
+
+# -- what is archived when it comes
+
+
+def assert_every_group_is_accounted_for(buffer, task="math"):
+    account = buffer.accounts()[task]
+    assert account["put"] == account["stored"] + account["leased"] + sum(account["left"].values())
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_group_that_comes_archived_has_left_its_account(archive):
+    buffer = made(archive=archive)
+    buffer.put(group("a"), version=0)
+    buffer.confirm(buffer.take(1, lease=True).lease)
+    buffer.put(group("b", rollout(status="ARCHIVED")), version=0)
+    assert buffer.counts()["math", Status.ARCHIVED] == 1 + archive
+    account = buffer.accounts()["math"]
+    assert (account["put"], account["left"]) == (2, {"trained": 1, "archived": 1})
+    assert account["archived"] == 1 + archive
+    assert_every_group_is_accounted_for(buffer)
+    lease = buffer.take(9, status="ARCHIVED", lease=True).lease
+    assert_every_group_is_accounted_for(buffer)
+    buffer.give_back(lease)
+    buffer.put(group("b"), version=0)  # it is replaced, and stored from now on
+    assert_every_group_is_accounted_for(buffer)
+    assert buffer.accounts()["math"]["stored"] == 1
+    buffer.discard([buffer.find("b")])
+    assert_every_group_is_accounted_for(buffer)

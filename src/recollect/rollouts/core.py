@@ -375,6 +375,9 @@ class Core:
         self.accounts[task].put += 1
         if encoded.status is Status.COMPLETED:
             self.stages.came(key, entry, lacks)
+        elif encoded.status is Status.ARCHIVED:  # trained elsewhere: only for those who look back
+            entry.trained = True
+            self.accounts[task].left["archived"] += 1
         return key
 
     def insert(self, encoded: Encoded, rows: Rows, ready: bool) -> int:
@@ -589,10 +592,13 @@ class Core:
             self.enter()
             entries = list(self.entries.values())
             counts = {}
+            kept = tally([entry for entry in entries if entry.trained])  # leased ones, too
             for task, stored in self.storage.counts(("task",)).items():
                 visible = self.storage.available(self.where(task, None, None))[0]
-                archived = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
-                counts[task] = (visible - archived, stored - visible, archived)
+                seen = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
+                archived = kept.get(task, 0)
+                held = stored - visible - (archived - seen)
+                counts[task] = (visible - seen, held, archived)
             return self.accounts.report(entries, counts, self.table._clock.time(), self.train_step)
 
     def stats(self) -> dict[str, Any]:
