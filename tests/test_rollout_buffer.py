@@ -617,3 +617,26 @@ def test_a_group_that_comes_archived_has_left_its_account(archive):
     assert buffer.accounts()["math"]["stored"] == 1
     buffer.discard([buffer.find("b")])
     assert_every_group_is_accounted_for(buffer)
+
+
+# -- one id in several groups
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_rollout_id_of_two_groups_is_found_as_long_as_one_of_them_is_there(asked):
+    buffer = made(archive=True)
+    if asked:  # from when on ids are followed
+        buffer.annotate(["nobody"], 0, reward=1.0)
+    keys = {name: buffer.put(group(name, rollout(rollout_id="r")), version=0) for name in "abc"}
+    assert buffer.annotate(["r"], 0, reward=3.0).tolist() == [True]
+    assert buffer.get([keys["c"]])[0][0].reward == 3.0, "the newest has it"
+    buffer.discard([keys["b"]])  # not the one that is found
+    buffer.discard([keys["c"]])
+    assert buffer.annotate(["r"], 0, reward=1.0).tolist() == [True]
+    assert buffer.get([keys["a"]])[0][0].reward == 1.0
+    buffer.put(group("d", rollout(rollout_id="r")), version=0)
+    buffer.confirm(buffer.take(1, where=rc.field("key") == buffer.find("d"), lease=True).lease)
+    assert buffer.annotate(["r"], 0, reward=2.0).tolist() == [True], "d is in the archive"
+    assert buffer.get([keys["a"]])[0][0].reward == 2.0
+    buffer.discard([keys["a"]])
+    assert buffer.annotate(["r"], 0, reward=1.0).tolist() == [False]

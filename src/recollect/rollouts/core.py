@@ -366,6 +366,7 @@ class Core:
         entry.put_at = table._clock.time()
         self.entries[key] = entry
         self.by_id[group.group_id] = key
+        entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
         self.stages.stored(key, entry)
         if encoded.blobs:
             if self.recorder is not None:
@@ -375,8 +376,7 @@ class Core:
         self.accounts[task].put += 1
         if encoded.status is Status.COMPLETED:
             self.stages.came(key, entry, lacks)
-        elif encoded.status is Status.ARCHIVED:  # trained elsewhere: only for those who look back
-            entry.trained = True
+        elif entry.trained:
             self.accounts[task].left["archived"] += 1
         return key
 
@@ -482,6 +482,7 @@ class Core:
         entries = [self.entries[key] for key in keys.tolist()]
         for key, entry in zip(keys.tolist(), entries, strict=True):
             self.stages.went(key, entry)
+            self.stages.forget(key, entry)
         self._count_and_tell(self.storage.get(keys, None), entries, reason)
         for entry in entries:
             entry.trained = True
