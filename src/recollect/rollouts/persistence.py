@@ -188,6 +188,7 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
                 if name not in batch.present or not batch.present[name][first:last].all()
             ]
             core.stages.came(key, entry, tuple(lacks))
+    core.archived = core.archived or any(entry.trained for entry in core.entries.values())
     _count_gone(core)
 
 

@@ -317,6 +317,7 @@ class Taking:
 def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> None:
     """Hidden groups are trained and stay; nothing takes, expires or claims them any more."""
     storage, table = core.storage, core.table
+    core.archived = True
     core.leave_account(keys, "trained")
     fields = {
         "status": Status.ARCHIVED.value,
