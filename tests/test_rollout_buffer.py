@@ -640,3 +640,38 @@ def test_a_rollout_id_of_two_groups_is_found_as_long_as_one_of_them_is_there(ask
     assert buffer.get([keys["a"]])[0][0].reward == 2.0
     buffer.discard([keys["a"]])
     assert buffer.annotate(["r"], 0, reward=1.0).tolist() == [False]
+
+
+# -- what can never be
+
+
+def test_a_task_without_a_rule_is_refused_by_every_call_that_would_wait_for_it():
+    buffer = made(staleness={"math": PATIENT}, capacity=4)
+    calls = [
+        lambda: buffer.put(group(task="cod"), version=0),
+        lambda: buffer.take_batch({"math": 0, "cod": 1}, timeout=0),
+        lambda: buffer.sample(1, task="cod", timeout=0),
+        lambda: buffer.claim(1, lacks="reward", task="cod", timeout=0),
+        lambda: buffer.reserve(1, "cod"),
+        lambda: buffer.reserve_all(1, "cod", timeout=0),
+    ]
+    for call in calls:
+        with pytest.raises(rc.InvalidValue, match="there is none for task 'cod'; the mapping has"):
+            call()
+    assert buffer.stats()["promised"] == {}
+    assert len(buffer.take_batch({"cod": 0})) == 0  # nothing is there at once
+
+
+@pytest.mark.parametrize("wrong", [[], {}, 3, ""])
+def test_what_is_no_task_and_no_id_is_refused(wrong):
+    buffer = made()
+    for call in (
+        lambda: buffer.take(1, task=wrong),
+        lambda: buffer.count(wrong),
+        lambda: buffer.sample(1, task=wrong, timeout=0),
+        lambda: buffer.claim(1, lacks="reward", task=wrong, timeout=0),
+    ):
+        with pytest.raises(rc.InvalidValue, match="task: expected text"):
+            call()
+    with pytest.raises(rc.InvalidValue, match="group_id: expected text"):
+        buffer.find(wrong)

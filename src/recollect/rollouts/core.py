@@ -555,11 +555,14 @@ class Core:
         return self.collated(chosen, step, blobs)
 
     def find(self, group_id: str) -> int | None:
+        text("group_id", group_id)
         with self.table._transaction():
             return self.by_id.get(group_id)
 
     def count(self, task: str | None, status: Status | str | None, where: WhereLike) -> int:
         wanted = None if status is None else as_status(status)
+        if task is not None:
+            text("task", task)
         bound = self.where(task, wanted, None, where)
         with self.table._transaction():
             self.enter()

@@ -251,6 +251,7 @@ class Space:
     # -- promises ---------------------------------------------------------------------------------
     def reserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)
+        self._core.rules[task]  # raises where a put of the task would
         with self._core.table._transaction():
             self._core.enter()
             return self._promise(min(n, self._free(n)), task)
@@ -259,6 +260,7 @@ class Space:
         """Promise room for n groups, or wait until there is; never for some of them."""
         core = self._core
         n, task = whole("n", n, 0), text("task", task)
+        core.rules[task]  # raises where a put of the task would
         if timeout is not None:
             timeout = time_span("timeout", timeout)
         if core.capacity is not None and n > core.capacity:

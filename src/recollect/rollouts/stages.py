@@ -230,7 +230,7 @@ class Stages:
         whole("n", n, -(1 << 62))
         check_cell("lacks", lacks)
         if task is not None:
-            text("task", task)
+            self._core.rules[text("task", task)]  # what no put may bring is not waited for
         span = lease_span(lease)
         if span is None:
             raise InvalidValue("lease: a claim has a lease: give seconds, or True for no deadline")
