@@ -416,3 +416,26 @@ def test_what_was_trained_is_archived_wherever_one_looks(how, tmp_path):
         assert groups.batch["status"].tolist() == [list(Status).index(Status.ARCHIVED)]
         assert groups.info.status.tolist() == ["ARCHIVED"]
     assert buffer.get([buffer.find("b")])[0].status is Status.COMPLETED
+
+
+# -- where what is given back comes
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "newcomer", "expected"),
+    [
+        (rc.Fifo(), 0, 0, ["a", "b", "new"]),
+        (rc.StalestFirst(), 1, 2, ["a", "b", "new"]),
+        (rc.StalestFirst(), 1, 0, ["new", "a", "b"]),
+        (rc.FreshestFirst(), 1, 2, ["new", "a", "b"]),
+        (rc.Lifo(), 0, 0, ["new", "b", "a"]),
+    ],
+)
+def test_groups_come_back_to_their_place_in_the_order(order, first, newcomer, expected):
+    buffer = made(order=order)
+    for name in "ab":
+        buffer.put(group(name), version=first)
+    lease = buffer.take_batch({"math": 1}, lease=True).lease
+    buffer.put(group("new"), version=newcomer)
+    buffer.give_back(lease)
+    assert names(buffer.take(3)) == expected
