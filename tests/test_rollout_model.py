@@ -294,7 +294,7 @@ class Driver:
         self.say("lease all")
         for status in sorted({g.status for g in self.model.visible()} - {"ARCHIVED"}):
             candidates = self.model.visible(status=status)
-            groups = self.buffer.take(99, None, status, lease=5.0)
+            groups = self.buffer.take(len(candidates), None, status, lease=5.0)
             chosen = self.chosen(groups, candidates, len(candidates))
             self.handed_out(groups, chosen, 5.0, self.model.step, "")
 
