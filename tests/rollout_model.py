@@ -387,7 +387,8 @@ class Model:
             raise Refused
         if self.overflow == "block":
             raise WouldWait
-        leaving = self.ordered(self.visible(), rc.StalestFirst(), staying=False)[:over]
+        others = [g for g in self.visible() if g is not replaced]
+        leaving = self.ordered(others, rc.StalestFirst(), staying=False)[:over]
         if len(leaving) < over:
             raise WouldWait
         for stalest in leaving:
