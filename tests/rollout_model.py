@@ -366,16 +366,20 @@ class Model:
         if self.overflow == "drop_stalest":
             archived = [g for g in archived if g is not replaced]
             if over > len([g for g in self.visible() if g is not replaced]):
+                if reserved:  # a promise is kept: above the capacity, until something leaves
+                    return True
                 raise WouldWait
+        elif reserved:
+            archived = [g for g in archived if g is not replaced]
         else:
             stays = len(self.groups) - len(archived)
             again = replaced is None or replaced.archived_at is not None
-            if stays + again + self.promised.total() - reserved > self.capacity:
+            if stays + again + self.promised.total() > self.capacity:
                 over, archived = 1, []
         for oldest in archived[: max(0, over)]:
             self.groups.remove(oldest)
             over -= 1
-        if over <= 0:
+        if over <= 0 or (reserved and self.overflow != "drop_stalest"):
             return True
         if self.overflow == "drop_newest":
             return False
@@ -383,18 +387,29 @@ class Model:
             raise Refused
         if self.overflow == "block":
             raise WouldWait
-        leaving = self.ordered(self.visible(), rc.StalestFirst(), staying=False)[:over]
+        others = [g for g in self.visible() if g is not replaced]
+        leaving = self.ordered(others, rc.StalestFirst(), staying=False)[:over]
         if len(leaving) < over:
             raise WouldWait
         for stalest in leaving:
             self.leave(stalest, "overflow")
         return True
 
+    def drop(self, over: int) -> None:
+        """What came in above the capacity, and may leave by now, does: first the archive."""
+        archived = sorted(self.visible(status="ARCHIVED"), key=lambda g: g.arrival)
+        others = [g for g in self.visible() if g.archived_at is None]
+        stalest = self.ordered(others, rc.StalestFirst(), staying=False)
+        for group in [*archived, *stalest][: max(0, over)]:
+            self.leave(group, "overflow")
+
     def reserve(self, n: int, task: str) -> int:
         if self.capacity is not None:
             taken = sum(g.archived_at is None for g in self.groups)  # the archive gives way
             if self.overflow == "drop_stalest":
                 taken = sum(g.lease is not None for g in self.groups)
+                if taken < self.capacity:
+                    self.drop(len(self.groups) - self.capacity)
             n = max(0, min(n, self.capacity - taken - self.promised.total()))
         self.promised[task] += n
         return n
@@ -470,6 +485,11 @@ class Model:
         self.leases.clear()
         self.claims.clear()
         self.promised.clear()
+        over = 0 if self.capacity is None else len(self.groups) - self.capacity
+        for group in self.ordered(self.groups, rc.StalestFirst(), staying=False)[: max(0, over)]:
+            self.groups.remove(group)
+            if group.archived_at is None:
+                self.account(group.task).left["overflow"] += 1
 
     # -- stages ---------------------------------------------------------------------------------
     def claimable(self, cell: str, task: str | None) -> list[ModelGroup]:

@@ -588,3 +588,90 @@ def test_the_whole_result_is_one_ragged_batch():
         assert batch["reward"][row] == reward
         assert batch["versions"][row].tolist() == [row // 8] * len(tokens)
     assert batch["loss_mask"].lengths.tolist() == [len(e[0]) for e in expected]
+
+
+# -- what is archived when it comes
+
+
+def assert_every_group_is_accounted_for(buffer, task="math"):
+    account = buffer.accounts()[task]
+    assert account["put"] == account["stored"] + account["leased"] + sum(account["left"].values())
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_group_that_comes_archived_has_left_its_account(archive):
+    buffer = made(archive=archive)
+    buffer.put(group("a"), version=0)
+    buffer.confirm(buffer.take(1, lease=True).lease)
+    buffer.put(group("b", rollout(status="ARCHIVED")), version=0)
+    assert buffer.counts()["math", Status.ARCHIVED] == 1 + archive
+    account = buffer.accounts()["math"]
+    assert (account["put"], account["left"]) == (2, {"trained": 1, "archived": 1})
+    assert account["archived"] == 1 + archive
+    assert_every_group_is_accounted_for(buffer)
+    lease = buffer.take(9, status="ARCHIVED", lease=True).lease
+    assert_every_group_is_accounted_for(buffer)
+    buffer.give_back(lease)
+    buffer.put(group("b"), version=0)  # it is replaced, and stored from now on
+    assert_every_group_is_accounted_for(buffer)
+    assert buffer.accounts()["math"]["stored"] == 1
+    buffer.discard([buffer.find("b")])
+    assert_every_group_is_accounted_for(buffer)
+
+
+# -- one id in several groups
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_rollout_id_of_two_groups_is_found_as_long_as_one_of_them_is_there(asked):
+    buffer = made(archive=True)
+    if asked:  # from when on ids are followed
+        buffer.annotate(["nobody"], 0, reward=1.0)
+    keys = {name: buffer.put(group(name, rollout(rollout_id="r")), version=0) for name in "abc"}
+    assert buffer.annotate(["r"], 0, reward=3.0).tolist() == [True]
+    assert buffer.get([keys["c"]])[0][0].reward == 3.0, "the newest has it"
+    buffer.discard([keys["b"]])  # not the one that is found
+    buffer.discard([keys["c"]])
+    assert buffer.annotate(["r"], 0, reward=1.0).tolist() == [True]
+    assert buffer.get([keys["a"]])[0][0].reward == 1.0
+    buffer.put(group("d", rollout(rollout_id="r")), version=0)
+    buffer.confirm(buffer.take(1, where=rc.field("key") == buffer.find("d"), lease=True).lease)
+    assert buffer.annotate(["r"], 0, reward=2.0).tolist() == [True], "d is in the archive"
+    assert buffer.get([keys["a"]])[0][0].reward == 2.0
+    buffer.discard([keys["a"]])
+    assert buffer.annotate(["r"], 0, reward=1.0).tolist() == [False]
+
+
+# -- what can never be
+
+
+def test_a_task_without_a_rule_is_refused_by_every_call_that_would_wait_for_it():
+    buffer = made(staleness={"math": PATIENT}, capacity=4)
+    calls = [
+        lambda: buffer.put(group(task="cod"), version=0),
+        lambda: buffer.take_batch({"math": 0, "cod": 1}, timeout=0),
+        lambda: buffer.sample(1, task="cod", timeout=0),
+        lambda: buffer.claim(1, lacks="reward", task="cod", timeout=0),
+        lambda: buffer.reserve(1, "cod"),
+        lambda: buffer.reserve_all(1, "cod", timeout=0),
+    ]
+    for call in calls:
+        with pytest.raises(rc.InvalidValue, match="there is none for task 'cod'; the mapping has"):
+            call()
+    assert buffer.stats()["promised"] == {}
+    assert len(buffer.take_batch({"cod": 0})) == 0  # nothing is there at once
+
+
+@pytest.mark.parametrize("wrong", [[], {}, 3, ""])
+def test_what_is_no_task_and_no_id_is_refused(wrong):
+    buffer = made()
+    for call in (
+        lambda: buffer.take(1, task=wrong),
+        lambda: buffer.count(wrong),
+        lambda: buffer.sample(1, task=wrong, timeout=0),
+        lambda: buffer.claim(1, lacks="reward", task=wrong, timeout=0),
+    ):
+        with pytest.raises(rc.InvalidValue, match="task: expected text"):
+            call()
+    with pytest.raises(rc.InvalidValue, match="group_id: expected text"):
+        buffer.find(wrong)

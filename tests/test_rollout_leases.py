@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import recollect as rc
+from recollect import Status
+from recollect.rollouts.rewinding import keep_trained
 
 PATIENT = rc.Staleness(max_staleness=10_000)
 
@@ -387,3 +389,53 @@ def test_a_reader_that_waits_for_events_stops_when_the_buffer_closes():
     buffer.close()
     thread.join(5)
     assert seen == [[]]
+
+
+# -- the status of what was trained
+
+
+@pytest.mark.parametrize("how", ["archive", "kept", "loaded"])
+def test_what_was_trained_is_archived_wherever_one_looks(how, tmp_path):
+    buffer = made("ab", archive=how != "kept")
+    if how == "kept":
+        keep_trained(buffer._core)
+    buffer.confirm(buffer.take_batch({"math": 1}, train_step=1, lease=True).lease)
+    if how == "loaded":  # by a buffer that archives nothing itself
+        buffer.save(tmp_path / "saved")
+        buffer = made()
+        buffer.load(tmp_path / "saved")
+    assert buffer.counts() == {("math", Status.ARCHIVED): 1, ("math", Status.COMPLETED): 1}
+    looked = [buffer.get([buffer.find("a")])]
+    if how == "archive":
+        looked.append(buffer.trained_at(1))
+    looked.append(buffer.take(9, status="ARCHIVED"))
+    for groups in looked:
+        assert names(groups) == ["a"]
+        assert groups[0].status is Status.ARCHIVED
+        assert [rollout.status for rollout in groups[0]] == [Status.ARCHIVED]
+        assert groups.batch["status"].tolist() == [list(Status).index(Status.ARCHIVED)]
+        assert groups.info.status.tolist() == ["ARCHIVED"]
+    assert buffer.get([buffer.find("b")])[0].status is Status.COMPLETED
+
+
+# -- where what is given back comes
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "newcomer", "expected"),
+    [
+        (rc.Fifo(), 0, 0, ["a", "b", "new"]),
+        (rc.StalestFirst(), 1, 2, ["a", "b", "new"]),
+        (rc.StalestFirst(), 1, 0, ["new", "a", "b"]),
+        (rc.FreshestFirst(), 1, 2, ["new", "a", "b"]),
+        (rc.Lifo(), 0, 0, ["new", "b", "a"]),
+    ],
+)
+def test_groups_come_back_to_their_place_in_the_order(order, first, newcomer, expected):
+    buffer = made(order=order)
+    for name in "ab":
+        buffer.put(group(name), version=first)
+    lease = buffer.take_batch({"math": 1}, lease=True).lease
+    buffer.put(group("new"), version=newcomer)
+    buffer.give_back(lease)
+    assert names(buffer.take(3)) == expected

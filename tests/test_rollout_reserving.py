@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +252,124 @@ def test_a_group_that_comes_back_too_old_makes_room_for_who_waits(call: str) -> 
         assert buffer.accounts()["math"]["left"] == {"expired": 1}
 
     asyncio.run(main())
+
+
+# -- a promise is kept whatever is leased
+
+
+def put_now(buffer: rc.RolloutBuffer, new: rc.Group, version: int = 0) -> int | None:
+    """Put without waiting."""
+    return asyncio.run(asyncio.wait_for(buffer.put(new, version=version), 0.1))
+
+
+STORAGES: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda folder: rc.MemoryStorage(),
+    "frame": lambda folder: rc.FrameStorage(),
+    "sql": lambda folder: rc.SqlStorage(f"sqlite:///{folder}/groups.db"),
+}
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_reserved_group_comes_in_though_all_that_might_give_way_is_leased(
+    storage: str, tmp_path: Path
+) -> None:
+    buffer = made(capacity=2, overflow="drop_stalest", storage=STORAGES[storage](tmp_path))
+    for name in "ab":
+        buffer.sync.put(group(name), version=0)
+    assert buffer.reserve(2, "math") == 2
+    lease = buffer.sync.take_batch({"math": 2}, lease=True).lease
+    for name in "cd":
+        assert put_now(buffer, group(name)) is not None
+    assert (len(buffer), buffer.stats()["promised"]) == (4, {})
+    assert buffer.reserve(1, "math") == 0
+    with pytest.raises(TimeoutError):  # nobody promised it room
+        put_now(buffer, group("e"))
+    buffer.sync.give_back(lease)
+    assert put_now(buffer, group("f")) is not None  # and so much leaves as is too much
+    assert len(buffer) == 2
+    account = buffer.accounts()["math"]
+    assert (account["put"], account["left"]) == (5, {"overflow": 3})
+
+
+def test_no_room_is_promised_again_before_what_is_above_the_capacity_has_left() -> None:
+    buffer = made(capacity=2, overflow="drop_stalest")
+    for _ in range(3):
+        assert buffer.reserve(2, "math") == 2
+        assert len(buffer) <= 2
+        lease = buffer.sync.take(9, lease=True).lease
+        for _ in range(2):
+            assert put_now(buffer, group()) is not None
+        assert len(buffer) <= 4
+        if lease is not None:
+            buffer.sync.give_back(lease)
+
+
+@pytest.mark.parametrize("overflow", ["block", "drop_stalest", "drop_newest", "raise"])
+def test_a_reserved_group_comes_in_though_all_other_bytes_are_leased(overflow: str) -> None:
+    size = made().sync
+    size.put(group("a", tokens=50), version=0)
+    buffer = made(capacity_bytes=2 * size.nbytes + size.nbytes // 2, overflow=overflow)
+    for name in "ab":
+        buffer.sync.put(group(name, tokens=50), version=0)
+    assert buffer.reserve(1, "math") == 1
+    lease = buffer.sync.take_batch({"math": 2}, lease=True).lease
+    assert put_now(buffer, group("c", tokens=50)) is not None
+    assert len(buffer) == 3
+    assert buffer.stats()["promised"] == {}
+    if overflow == "raise":  # what nobody promised room does what overflow says
+        with pytest.raises(rc.BufferFull):
+            put_now(buffer, group("d", tokens=50))
+    elif overflow == "drop_newest":
+        assert put_now(buffer, group("d", tokens=50)) is None
+    else:
+        with pytest.raises(TimeoutError):
+            put_now(buffer, group("d", tokens=50))
+    assert len(buffer) == 3
+    buffer.sync.confirm(lease)
+    assert put_now(buffer, group("e", tokens=50)) is not None
+    assert buffer.nbytes <= buffer.stats()["capacity_bytes"]
+
+
+@pytest.mark.parametrize("overflow", ["block", "drop_newest", "raise"])
+def test_a_reserved_group_comes_in_though_the_archive_is_leased(overflow: str) -> None:
+    buffer = made(capacity=1, overflow=overflow, archive=True)
+    buffer.sync.put(group("a"), version=0)
+    buffer.sync.confirm(buffer.sync.take(1, lease=True).lease)
+    assert buffer.reserve(1, "math") == 1
+    assert len(buffer.sync.take(1, status="ARCHIVED", lease=True)) == 1
+    assert put_now(buffer, group("b")) is not None
+    assert len(buffer) == 2
+
+
+def test_what_came_in_above_the_capacity_is_saved_and_counted(tmp_path: Path) -> None:
+    def opened() -> rc.RolloutBuffer:
+        return made(capacity=2, overflow="drop_stalest")
+
+    buffer = opened()
+    for n, name in enumerate("ab"):
+        buffer.sync.put(group(name), version=n)
+    buffer.reserve(1, "math")
+    buffer.sync.take_batch({"math": 2}, lease=True)
+    assert put_now(buffer, group("c"), version=2) is not None
+    buffer.save(tmp_path / "full")
+    again = opened()
+    again.load(tmp_path / "full")  # where leases count as given back: the stalest leaves
+    assert [g.group_id for g in again.sync.take(9, lease=True)] == ["b", "c"]
+    account = again.accounts()["math"]
+    assert account["put"] == account["stored"] + account["leased"] + sum(account["left"].values())
+
+
+def test_a_journal_keeps_what_came_in_above_the_capacity(tmp_path: Path) -> None:
+    buffer = made(capacity=2, overflow="drop_stalest", journal=tmp_path / "j")
+    for name in "ab":
+        buffer.sync.put(group(name), version=0)
+    buffer.close()
+    buffer = made(capacity=2, overflow="drop_stalest", journal=tmp_path / "j")
+    assert buffer.reserve(1, "math") == 1
+    buffer.sync.take_batch({"math": 2}, lease=True)
+    assert put_now(buffer, group("c")) is not None
+    assert len(buffer) == 3
+    buffer.close()
+    buffer = made(capacity=2, overflow="drop_stalest", journal=tmp_path / "j")
+    assert len(buffer) == 2
+    assert buffer.find("c") is not None

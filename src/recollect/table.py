@@ -462,7 +462,9 @@ class Table:
         if count == 0:
             return np.zeros(0, np.uint64), self._effects.number
         self._limiter.check_insert(count)
-        excess = len(storage) + count - self.capacity
+        excess = 0  # whoever owns the table has made room, or has promised it
+        if self._owner is None:
+            excess = len(storage) + count - self.capacity
         excess_bytes = 0
         if self.capacity_bytes is not None:
             excess_bytes = storage.nbytes + self._payload(new) - self.capacity_bytes

@@ -133,6 +133,9 @@ class Core:
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judging.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
         self.keeping = False  # whether trained groups stay until `rewinding.forget_trained`
+        self.archived = (
+            self.archive
+        )  # whether trained groups may be stored, whose rows do not say it
         self.unkept = 0  # the last step whose trained groups did not stay
         self.line = Line.new()
         self.events = Events(self.table._transaction)
@@ -366,6 +369,7 @@ class Core:
         entry.put_at = table._clock.time()
         self.entries[key] = entry
         self.by_id[group.group_id] = key
+        entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
         self.stages.stored(key, entry)
         if encoded.blobs:
             if self.recorder is not None:
@@ -375,11 +379,15 @@ class Core:
         self.accounts[task].put += 1
         if encoded.status is Status.COMPLETED:
             self.stages.came(key, entry, lacks)
+        elif entry.trained:
+            self.accounts[task].left["archived"] += 1
         return key
 
     def insert(self, encoded: Encoded, rows: Rows, ready: bool) -> int:
         """Store what was encoded, for which there is room; returns its key."""
         table = self.table
+        if self.capacity is not None and len(self.storage) >= self.capacity:
+            self.space.exceed()
         encoded.fields["ready"] = ready
         per_item = self._per_item.get(encoded.count)
         if per_item is None:
@@ -477,6 +485,7 @@ class Core:
         entries = [self.entries[key] for key in keys.tolist()]
         for key, entry in zip(keys.tolist(), entries, strict=True):
             self.stages.went(key, entry)
+            self.stages.forget(key, entry)
         self._count_and_tell(self.storage.get(keys, None), entries, reason)
         for entry in entries:
             entry.trained = True
@@ -534,7 +543,7 @@ class Core:
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],
                 np.int64,
             )
-        return finished(batch, limits, blobs, archive=self.archive)
+        return finished(batch, limits, blobs, archive=self.archived)
 
     def get(self, keys: Any) -> Groups:
         keys = keys_of(keys)
@@ -546,11 +555,14 @@ class Core:
         return self.collated(chosen, step, blobs)
 
     def find(self, group_id: str) -> int | None:
+        text("group_id", group_id)
         with self.table._transaction():
             return self.by_id.get(group_id)
 
     def count(self, task: str | None, status: Status | str | None, where: WhereLike) -> int:
         wanted = None if status is None else as_status(status)
+        if task is not None:
+            text("task", task)
         bound = self.where(task, wanted, None, where)
         with self.table._transaction():
             self.enter()
@@ -587,10 +599,13 @@ class Core:
             self.enter()
             entries = list(self.entries.values())
             counts = {}
+            kept = tally([entry for entry in entries if entry.trained])  # leased ones, too
             for task, stored in self.storage.counts(("task",)).items():
                 visible = self.storage.available(self.where(task, None, None))[0]
-                archived = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
-                counts[task] = (visible - archived, stored - visible, archived)
+                seen = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
+                archived = kept.get(task, 0)
+                held = stored - visible - (archived - seen)
+                counts[task] = (visible - seen, held, archived)
             return self.accounts.report(entries, counts, self.table._clock.time(), self.train_step)
 
     def stats(self) -> dict[str, Any]:

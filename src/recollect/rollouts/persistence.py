@@ -27,7 +27,7 @@ from recollect.errors import SnapshotError
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.annotations import PLACES
 from recollect.rollouts.blobs import Blobs, digest
-from recollect.rollouts.encoding import ARRAYS, Entry
+from recollect.rollouts.encoding import ARRAYS, Entry, tally
 from recollect.rollouts.rewinding import Line
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.space import Space
@@ -188,6 +188,18 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
                 if name not in batch.present or not batch.present[name][first:last].all()
             ]
             core.stages.came(key, entry, tuple(lacks))
+    core.archived = core.archived or any(entry.trained for entry in core.entries.values())
+    _count_gone(core)
+
+
+def _count_gone(core: Core) -> None:
+    """What found no room when the groups were put back has left, as everywhere."""
+    here = tally([entry for entry in core.entries.values() if not entry.trained])
+    for task in core.accounts.tasks():
+        account = core.accounts[task]
+        gone = account.put - account.left.total() - here.get(task, 0)
+        if gone > 0:
+            account.left["overflow"] += gone
 
 
 def _names_of(core: Core) -> dict[str, str]:

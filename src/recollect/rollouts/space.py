@@ -18,6 +18,7 @@ from recollect.rollouts.rollout import Status
 from recollect.rollouts.verbs import Verb
 from recollect.schema import Rows
 from recollect.selectors import Fifo
+from recollect.storage.memory import MemoryStorage
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Space:
         """None where there is room now; else why not, or that the group was discarded.
 
         What was trained makes room first, and nobody leaves for a group that does not come in.
+        A reserved group always comes in: where what would give way to it is leased by now, above
+        the capacity until something leaves.
         """
         core = self._core
         promises = sum(self.promised.values())
@@ -60,12 +63,16 @@ class Space:
         if core.capacity_bytes is not None:
             nbytes = self._missing_bytes(encoded, rows, shared, replaced)
         spared = NO_KEYS if replaced is None else np.array([replaced], np.uint64)
+        if reserved:
+            if core.overflow != "drop_stalest":
+                items, nbytes = self.drop_archived(items, nbytes, spared)
+                items = 0  # promises count groups, so only bytes can make others leave
+            self.drop_stalest(items, nbytes, spared)
+            return None
         if core.overflow == "drop_stalest":
             return self.drop_stalest(items, nbytes, spared)
-        if core.capacity is None or not self._crowded(items + promises - reserved, spared):
+        if core.capacity is None or not self._crowded(items + promises, spared):
             items, nbytes = self.drop_archived(items, nbytes, spared)
-            if reserved and items <= 0:
-                return self.drop_stalest(items, nbytes, spared)
             if items <= 0 and nbytes <= 0:
                 return None
         if core.overflow == "drop_newest":
@@ -75,6 +82,13 @@ class Space:
         if core.overflow == "raise":
             raise BufferFull(f"{full}; take groups, or choose another overflow")
         return Blocked(f"{full}, and a group must leave")
+
+    def exceed(self) -> None:
+        """Let the storage take one group more than the capacity: a promise is kept."""
+        storage = self._core.storage
+        if isinstance(storage, MemoryStorage):
+            items = storage._items
+            items._capacity = max(items._capacity, len(storage) + 1)
 
     def _crowded(self, items: int, replaced: Keys) -> bool:
         """Whether more groups would stay than there is room for when the archive gives way."""
@@ -237,6 +251,7 @@ class Space:
     # -- promises ---------------------------------------------------------------------------------
     def reserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)
+        self._core.rules[task]  # raises where a put of the task would
         with self._core.table._transaction():
             self._core.enter()
             return self._promise(min(n, self._free(n)), task)
@@ -245,6 +260,7 @@ class Space:
         """Promise room for n groups, or wait until there is; never for some of them."""
         core = self._core
         n, task = whole("n", n, 0), text("task", task)
+        core.rules[task]  # raises where a put of the task would
         if timeout is not None:
             timeout = time_span("timeout", timeout)
         if core.capacity is not None and n > core.capacity:
@@ -274,6 +290,8 @@ class Space:
         staying = len(core.storage) - self._archived()
         if core.overflow == "drop_stalest":
             staying = core.storage.hidden  # what is leased cannot leave
+            if core.capacity is not None and staying < core.capacity < len(core.storage):
+                self.drop_stalest(len(core.storage) - core.capacity, 0, NO_KEYS)  # what was above
         full = core.capacity_bytes is not None and core.nbytes >= core.capacity_bytes
         if full and staying == len(core.storage):
             return 0

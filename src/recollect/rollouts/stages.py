@@ -79,6 +79,7 @@ class Stages:
         # outlives the buffer does not settle a claim of somebody else on the next one.
         self._next_id = -(secrets.randbits(20) << 32) - 1
         self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
+        self._older: dict[str, list[int]] = {}  # keys of others that have it, the newest last
 
     @property
     def claimed(self) -> int:
@@ -113,8 +114,11 @@ class Stages:
 
     def stored(self, key: int, entry: Entry) -> None:
         """Any group was stored."""
-        if self._rows_of is not None:
+        if self._rows_of is not None and not entry.trained:
             for rollout_id in entry.rollout_ids:
+                other = self._rows_of.get(rollout_id, key)
+                if other != key:
+                    self._older.setdefault(rollout_id, []).append(other)
                 self._rows_of[rollout_id] = key
 
     def went(self, key: int, entry: Entry) -> None:
@@ -131,11 +135,24 @@ class Stages:
                 self.forget(key, entry)
 
     def forget(self, key: int, entry: Entry) -> None:
-        """The rollouts of a group are not there any more."""
+        """The rollouts of a group are not there any more, or nobody fills their cells."""
         if self._rows_of is not None:
             for rollout_id in entry.rollout_ids:
-                if self._rows_of.get(rollout_id) == key:
+                if self._older and rollout_id in self._older:
+                    self._uncover(rollout_id, key)
+                elif self._rows_of.get(rollout_id) == key:
                     del self._rows_of[rollout_id]
+
+    def _uncover(self, rollout_id: str, key: int) -> None:
+        """One of several groups that have a rollout goes: the newest of the others is found."""
+        assert self._rows_of is not None
+        older = self._older[rollout_id]
+        if self._rows_of[rollout_id] == key:
+            self._rows_of[rollout_id] = older.pop()
+        elif key in older:
+            older.remove(key)
+        if not older:
+            del self._older[rollout_id]
 
     def rows_of(self) -> dict[str, int]:
         """The key of the group that has a rollout, by rollout id; made when first asked for."""
@@ -213,7 +230,7 @@ class Stages:
         whole("n", n, -(1 << 62))
         check_cell("lacks", lacks)
         if task is not None:
-            text("task", task)
+            self._core.rules[text("task", task)]  # what no put may bring is not waited for
         span = lease_span(lease)
         if span is None:
             raise InvalidValue("lease: a claim has a lease: give seconds, or True for no deadline")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import keys_of, many, time_span, whole
+from recollect.arguments import keys_of, many, text, time_span, whole
 from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.info import Lease
@@ -44,6 +44,8 @@ class Taking:
         core = self._core
         n = whole("n", n, -(1 << 62))
         span = lease_span(lease)
+        if task is not None:
+            text("task", task)
         bound = core.where(task, as_status(status), None, where)
 
         def attempt() -> Any:
@@ -75,10 +77,11 @@ class Taking:
                 f"take_batch: {many(total, 'group')} are never there: the capacity is "
                 f"{core.capacity}; ask for fewer, or make the buffer larger"
             )
-        shares = {
-            task: (size, core.where(task, Status.COMPLETED, True, where))
-            for task, size in wanted.items()
-        }
+        shares = {}
+        for task, size in wanted.items():
+            if size:
+                core.rules[task]  # a task that no put may bring is not waited for
+            shares[task] = (size, core.where(task, Status.COMPLETED, True, where))
 
         def attempt() -> Any:
             advance_to(core, train_step)
@@ -176,6 +179,8 @@ class Taking:
                 f"sample: {n} different groups are never there: the capacity is {core.capacity}; "
                 "ask for fewer, or make the buffer larger"
             )
+        if task is not None:
+            core.rules[text("task", task)]  # what no put may bring is not waited for
         bound = core.where(task, Status.COMPLETED, True, where)
 
         def attempt() -> Any:
@@ -317,6 +322,7 @@ class Taking:
 def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> None:
     """Hidden groups are trained and stay; nothing takes, expires or claims them any more."""
     storage, table = core.storage, core.table
+    core.archived = True
     core.leave_account(keys, "trained")
     fields = {
         "status": Status.ARCHIVED.value,
