@@ -133,9 +133,7 @@ class Core:
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judging.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
         self.keeping = False  # whether trained groups stay until `rewinding.forget_trained`
-        self.archived = (
-            self.archive
-        )  # whether trained groups may be stored, whose rows do not say it
+        self.archived = self.archive  # whether there may be trained groups: rows do not say it
         self.unkept = 0  # the last step whose trained groups did not stay
         self.line = Line.new()
         self.events = Events(self.table._transaction)
