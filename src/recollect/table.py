@@ -468,6 +468,7 @@ class Table:
             excess_bytes = storage.nbytes + self._payload(new) - self.capacity_bytes
         departures = self._limiter.departures_needed(self._counts, count)
         if departures:
+            self._limiter.check_waiting_insert(self._counts, count, storage.hidden)
             needs = many(departures, "more sample or removal", "more samples or removals")
             return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         new.inserted_at = self._clock.time()
@@ -671,6 +672,8 @@ class Table:
         inserts = self._limiter.inserts_needed(self._counts, n)
         if inserts <= 0 and missing <= 0:
             return None
+        if inserts:
+            self._limiter.check_waiting_sample(self._counts, n, self._storage.hidden)
         meeting = "" if where is None else " that meet the query"
         needs = f"needs {many(distinct, 'item')}, has {visible}{meeting}"
         if missing > 0 and distinct <= visible:

@@ -134,8 +134,31 @@ class Model:
             return k > limiter.size
         if isinstance(limiter, rc.SampleToInsertRatio):
             low, high = limiter.bounds
-            return k * limiter.ratio > high - low and k > limiter.min_size
+            return k * limiter.ratio > high - low
         return False
+
+    @property
+    def leased(self) -> int:
+        return sum(len(held.items) for held in self.leases.values())
+
+    def stuck_insert(self, k: int) -> bool:
+        """It may not go, nothing may be sampled, and no lease that is confirmed helps."""
+        if self.may_insert(k) or not isinstance(self.limiter, rc.SampleToInsertRatio):
+            return False
+        size = self.inserts + k - self.removals
+        return not self.may_sample(1) and size - self.leased > self.limiter.min_size
+
+    def stuck_sample(self, k: int) -> bool:
+        """It may not go, nothing may be inserted, and no lease that ends helps."""
+        if not isinstance(self.limiter, rc.SampleToInsertRatio) or self.may_sample(k):
+            return False
+        if self.may_insert(1):
+            return False
+        size = self.inserts + 1 - self.removals
+        self.samples -= self.leased
+        given_back = self.may_sample(k)
+        self.samples += self.leased
+        return not given_back and size - self.leased > self.limiter.min_size
 
     # -- what would happen ----------------------------------------------------------------------
     def insert_outcome(self, new: list[Item]) -> Any:
@@ -143,7 +166,7 @@ class Model:
         if len(new) > self.capacity or payload > self.bound or self.never_inserted(len(new)):
             return NEVER
         if not self.may_insert(len(new)):
-            return BLOCKED
+            return NEVER if self.stuck_insert(len(new)) else BLOCKED
         leased = [item for item in self.items if item.lease is not None]
         too_many = len(leased) + len(new) > self.capacity
         too_large = sum(item.nbytes for item in leased) + payload > self.bound
@@ -158,7 +181,7 @@ class Model:
         distinct = n if isinstance(self.sampler, Ordered) or not replace else 1
         if distinct > self.capacity or self.never_sampled(n):
             return NEVER
-        if limit and n > self.capacity * limit:
+        if (limit and n > self.capacity * limit) or self.stuck_sample(n):
             return NEVER
         found = self.visible(where)
         worn_out = limit and sum(limit - item.times_sampled for item in found) < n
@@ -172,7 +195,7 @@ class Model:
         for count in range(n, 0, -1) if partial else (n,):
             if count <= found and self.may_sample(count):
                 return count
-        return BLOCKED
+        return NEVER if self.stuck_sample(1 if partial else n) else BLOCKED
 
     # -- selectors ------------------------------------------------------------------------------
     def ordered(self, selector: Ordered, items: list[Item], *, staying: bool) -> list[Item]:
