@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ from recollect.schema import Column, Rows, Schema
 from recollect.selectors import (
     Fifo,
     Lifo,
+    Mixed,
     Ordered,
     Selector,
     Uniform,
@@ -65,6 +66,7 @@ from recollect.storage.fields import (
     check_weight,
     parse_tags,
 )
+from recollect.storage.shares import Credits, dealt
 from recollect.waiting import Blocked, Gate, Room
 
 if TYPE_CHECKING:
@@ -646,7 +648,13 @@ class Table:
         """Why n items cannot be sampled now, None where they can; raises where they never can."""
         self._limiter.check_sample(n)
         often = self.max_times_sampled
-        distinct = different_items(self._sampler, n, replace, often > 0)
+        sampler = self._sampler
+        distinct, deal = 1, None
+        if not replace or isinstance(sampler, Ordered):
+            distinct = n
+        elif isinstance(sampler, Mixed):
+            deal = _next_deal(self._storage, sampler, n)
+            distinct = different_items(deal, often, 0)
         self._check_size(distinct)
         if often and n > self.capacity * often:
             raise NeverPossible(
@@ -654,6 +662,8 @@ class Table:
                 f"sampled {many(often, 'time')} at most"
             )
         visible, sampled = self._storage.available(where, n)
+        if deal is not None:
+            distinct = different_items(deal, often, sampled)
         missing = distinct - visible
         if often:
             missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
@@ -1301,6 +1311,31 @@ def _declared(signature: Any) -> tuple[Schema, Schema | None]:
     rows = {name: column for name, column in columns.items() if not column.shared}
     shared = {name: column for name, column in columns.items() if column.shared}
     return Schema(rows), Schema(shared, "shared column") if shared else None
+
+
+@runtime_checkable
+class _Dealer(Protocol):
+    """Keeps what rounding owes to the parts of mixtures."""
+
+    _credits: Credits
+
+
+@runtime_checkable
+class _WithDealer(Protocol):
+    """A storage that leaves it to another object to choose."""
+
+    _choosing: _Dealer
+
+
+def _next_deal(storage: Storage, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+    """How a storage will deal its next n draws; where it does not show it, the worst there is."""
+    dealer = storage._choosing if isinstance(storage, _WithDealer) else storage
+    if isinstance(dealer, _Dealer):
+        account = (mixture, False)
+        credits = {account: dealer._credits[account].copy()} if account in dealer._credits else {}
+        return dealt(credits, mixture, n, evicting=False)
+    orders = [part for part, share in mixture.selectors if share and isinstance(part, Ordered)]
+    return [(orders[0] if orders else Uniform(), n)]
 
 
 def _checked_storage(storage: Any) -> Storage:

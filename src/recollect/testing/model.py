@@ -178,14 +178,33 @@ class Model:
 
     def sample_outcome(self, n: int, where: Predicate | None, replace: bool) -> Any:
         limit = self.max_times_sampled
-        distinct = n if isinstance(self.sampler, Ordered) or not replace else 1
-        if distinct > self.capacity or self.never_sampled(n):
+        found = self.visible(where)
+        times = sum(item.times_sampled for item in found)
+        distinct = self.distinct(n, replace, times)
+        if self.distinct(n, replace, 0) > self.capacity or self.never_sampled(n):
             return NEVER
         if (limit and n > self.capacity * limit) or self.stuck_sample(n):
             return NEVER
-        found = self.visible(where)
         worn_out = limit and sum(limit - item.times_sampled for item in found) < n
         return BLOCKED if len(found) < distinct or worn_out or not self.may_sample(n) else GO
+
+    def distinct(self, n: int, replace: bool, times: int) -> int:
+        """How many different items always suffice for a sample, and fewer may not.
+
+        `times` is how often all candidates were sampled. Of their draws before an order, the parts
+        of a mixture may spend the cheapest way on items that leave.
+        """
+        if not replace or isinstance(self.sampler, Ordered):
+            return n
+        owed = {account: list(credit) for account, credit in self.credits.items()}
+        needs, drawn, limit = [1], 0, self.max_times_sampled
+        for selector, count in self.shares("sampler", self.sampler, n):
+            if isinstance(selector, Ordered) and count:
+                gone = [k for k in range(drawn + 1) if max(k, k * limit - times) <= drawn]
+                needs.append(count + (max(gone) if limit else 0))
+            drawn += count
+        self.credits = owed  # a question changes nothing
+        return max(needs)
 
     def take_count(self, n: int, where: Predicate | None, partial: bool) -> Any:
         """How many items a take gets, or the error that it raises."""
