@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 
@@ -244,6 +245,25 @@ def test_limiters_are_frozen_values():
     with pytest.raises(FrozenInstanceError):
         limiter.ratio = 3.0
     assert rc.Queue(3) != rc.Stack(3)
+
+
+def test_messages_write_a_limiter_as_one_makes_it():
+    assert [str(rc.MinSize(1000)), str(rc.Queue(3)), str(rc.Stack(3))] == [
+        "MinSize(1000)", "Queue(3)", "Stack(3)",
+    ]  # fmt: skip
+    assert repr(rc.MinSize(1000)) == "MinSize(min_size=1000)"  # what snapshots note
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, np.int8])
+def test_numbers_of_numpy_are_numbers(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rc.Linear(kind(3), kind(5), 2).at(1) == 4.0
+        assert rc.Prioritized(alpha=kind(1), beta=kind(1), half_life=kind(2)).half_life == 2
+        assert rc.Mixed([(rc.Fifo(), kind(1)), (rc.Lifo(), kind(3))]).selectors[1][1] == 0.75
+        assert rc.SampleToInsertRatio(kind(2), 3, kind(4)).bounds == (2.0, 10.0)
+        with pytest.raises(rc.InvalidValue, match="at least 0"):
+            rc.Prioritized(alpha=kind(-1))
 
 
 # -- what a table counts

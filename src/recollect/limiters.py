@@ -53,6 +53,9 @@ class Limiter:
     def check_capacity(self, capacity: int) -> None:
         """Raise where a table of this capacity could never open."""
 
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        """Raise where a table that never holds more items, for its bytes, could never open."""
+
     def check_sample(self, k: int) -> None:
         """Raise where a sample of k could never go."""
 
@@ -77,13 +80,16 @@ class MinSize(Limiter):
     Traceback (most recent call last):
         ...
     recollect.errors.WaitTimeout: sample(1) on table 't' timed out after 0 s: needs 1 item, has 2; \
-limiter MinSize(min_size=3) needs 1 more insert
+limiter MinSize(3) needs 1 more insert
     """
 
     min_size: int = 1
 
     def __post_init__(self) -> None:
         _check_size("min_size", self.min_size, 0)
+
+    def __str__(self) -> str:
+        return f"MinSize({self.min_size})"
 
     def inserts_needed(self, counts: Counts, k: int) -> int:
         return max(0, self.min_size - (counts.inserts - counts.removals))
@@ -99,6 +105,9 @@ limiter MinSize(min_size=3) needs 1 more insert
 
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
+
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        _check_min_bytes(self.min_size, items, nbytes)
 
 
 @dataclass(frozen=True)
@@ -196,6 +205,9 @@ class SampleToInsertRatio(Limiter):
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
 
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        _check_min_bytes(self.min_size, items, nbytes)
+
     def check_sample(self, k: int) -> None:
         low, high = self.bounds
         if k > high - low:
@@ -251,6 +263,9 @@ class Queue(Limiter):
     def __post_init__(self) -> None:
         _check_size("size", self.size, 1)
 
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.size})"
+
     def inserts_needed(self, counts: Counts, k: int) -> int:
         return max(0, k - (counts.inserts - counts.removals))
 
@@ -292,7 +307,7 @@ def _is_number(value: Any) -> bool:
 
 def _as_written(number: Any) -> Fraction:
     """The fraction that somebody means who writes 0.1."""
-    return Fraction(number).limit_denominator(10**6)
+    return Fraction(float(number)).limit_denominator(10**6)
 
 
 def _check_size(name: str, value: Any, least: int) -> None:
@@ -309,4 +324,12 @@ def _check_min_size(min_size: int, capacity: int) -> None:
         raise NeverPossible(
             f"min_size {min_size} is above the capacity {capacity}, so sampling could never start; "
             "make it smaller, or the capacity larger"
+        )
+
+
+def _check_min_bytes(min_size: int, items: int, nbytes: int) -> None:
+    if min_size > items:
+        raise NeverPossible(
+            f"min_size {min_size} is never reached: {nbytes} bytes hold at most {items} items of "
+            "these columns; make it smaller, or capacity_bytes larger"
         )

@@ -238,7 +238,7 @@ class Mixed(Selector):
                     "'batch' or None"
                 )
             _check_number(f"selectors[{place}][1]", share, 0.0)
-        total = math.fsum(min(share, 1e300) for _, share in parts)
+        total = math.fsum(float(share) for _, share in parts)
         if total <= 0.0:
             raise InvalidValue("selectors: expected at least one share above 0")
         if abs(total - 1.0) > 1e-9:
@@ -295,7 +295,7 @@ def different_items(deal: Sequence[tuple[Selector, int]], often: int, sampled: i
 def _check_number(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
         raise InvalidValue(f"{name}: expected a finite number, got {shown(value)}")
-    if value < least:
+    if float(value) < least:  # in NumPy's own types the bound may overflow
         raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {shown(value)}")
 
 

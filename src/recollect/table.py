@@ -216,6 +216,7 @@ class Table:
         if self._shared is not None:
             self._shared.attach(TableSharing(self))
         if rows is not None:
+            self._check_bytes(self._limiter, rows, shared)
             self._declare(rows, shared)
         self._journal: OpenJournal | None = None
         if journal is not None:
@@ -290,6 +291,13 @@ class Table:
             )
         limiter.check_capacity(self.capacity)
         return limiter
+
+    def _check_bytes(self, limiter: Limiter, rows: Schema, shared: Schema | None) -> None:
+        """Raise where `capacity_bytes` never holds the items that a limiter waits for."""
+        columns = [*rows.columns.values(), *(shared.columns.values() if shared else ())]
+        least = sum(c.size for c in columns if not c.ragged and not c.optional)
+        if self.capacity_bytes is not None and least:
+            limiter.check_bytes(self.capacity_bytes // least, self.capacity_bytes)
 
     def _declare(self, rows: Schema, shared: Schema | None) -> None:
         """Fix the columns, or see that those which others have fixed are the same."""
@@ -433,6 +441,11 @@ class Table:
         self, shared: Mapping[str, Any] | None, count: int
     ) -> tuple[Schema | None, Rows | None]:
         schema = self._shared_schema
+        if shared is not None and not isinstance(shared, Mapping):
+            raise SchemaError(
+                "shared: expected a mapping of names to columns with one cell per item, got "
+                f"{type(shared).__name__} {shown(shared)}"
+            )
         if schema is None:
             if not shared:
                 return None, None
@@ -485,6 +498,7 @@ class Table:
             if blocked is not None:
                 return blocked
         if self._schema is None and new.schema is not None:
+            self._check_bytes(self._limiter, new.schema, new.shared_schema)
             self._set_schema(new.schema, new.shared_schema)
         if keys is None:
             keys = storage.insert(new)
@@ -1128,6 +1142,8 @@ class Table:
     def limiter(self, limiter: Limiter) -> None:
         limiter = self._check_limiter(limiter)
         with self._transaction():
+            if self._schema is not None:
+                self._check_bytes(limiter, self._schema, self._shared_schema)
             self._limiter = limiter
             self._gate.wake_all()
 
