@@ -29,6 +29,28 @@ batch = table.sample(32)
 table.update(batch.info.keys, priority=np.ones(32))
 print(time.perf_counter() - began)
 """
+FIRST_ROLLOUTS = """
+import time
+import recollect as rc
+group = rc.Group([rc.Rollout([1, 2], [3, 4], finish_reason="stop") for _ in range(8)], task="math")
+began = time.perf_counter()
+buffer = rc.RolloutBuffer().sync
+buffer.put(group, version=0)
+taken = buffer.take_batch({"math": 1}, lease=60)
+buffer.confirm(taken.lease)
+print(time.perf_counter() - began)
+"""
+FIRST_STEPS = """
+import time
+import numpy as np
+import recollect as rc
+began = time.perf_counter()
+buffer = rc.ReplayBuffer(1000, seed=0)
+for step in range(9):
+    buffer.add(obs=np.zeros(17, np.float32), action=0, reward=1.0, terminated=step == 8)
+buffer.sample(4)
+print(time.perf_counter() - began)
+"""
 
 
 @dataclass
@@ -39,6 +61,8 @@ class Startup:
     ours: list[float] = field(default_factory=list)
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
+    rollouts: list[float] = field(default_factory=list)  # each with a kernel cache of its own
+    steps: list[float] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -59,6 +83,9 @@ def measure(python: Path, imports: int, starts: int, say: Callable[[str], None])
             with tempfile.TemporaryDirectory() as cache:
                 result.cold.append(_seconds(python, FIRST_CALL, cache))
                 result.warm.append(_seconds(python, FIRST_CALL, cache))
+        for program, times in ((FIRST_ROLLOUTS, result.rollouts), (FIRST_STEPS, result.steps)):
+            with tempfile.TemporaryDirectory() as cache:
+                times.append(_seconds(python, program, cache))
     except subprocess.CalledProcessError as error:
         lines = [line for line in str(error.stderr).splitlines() if line.strip()]
         result.failure = (lines or [str(error)])[-1]

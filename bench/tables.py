@@ -204,6 +204,18 @@ def starting(startup: Startup) -> Table:
             figures.limit(cold, MOST_COMPILE_SECONDS),
         ],
         ["the same in a second process", figures.seconds(startup.warm), NOTHING, NOTHING],
+        [
+            "RolloutBuffer, put, take_batch: no kernel cached",
+            figures.seconds(startup.rollouts),
+            NOTHING,
+            NOTHING,
+        ],
+        [
+            "ReplayBuffer, add, sample: no kernel cached",
+            figures.seconds(startup.steps),
+            NOTHING,
+            NOTHING,
+        ],
     ]
     return table
 

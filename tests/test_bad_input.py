@@ -187,8 +187,12 @@ CONSTRUCTION = [
     wrong("mixture with an unknown field", lambda _: table(sampler=rc.Mixed([(rc.Fifo(), 1), (rc.Largest("nope"), 1)])), INVALID, "sampler", "nope"),
     wrong("limiter is a number", lambda _: table(limiter=3), INVALID, "limiter", "rc.MinSize(1)", "3"),
     wrong("min_size above the capacity", lambda _: table(limiter=rc.MinSize(11)), NEVER, "min_size 11", "capacity 10"),
+    wrong("min_size above what the bytes hold", lambda _: table(capacity=100, capacity_bytes=80, signature={"x": rc.Column("int64")}, limiter=rc.MinSize(11)), NEVER, "min_size 11", "80 bytes", "at most 10"),
+    wrong("ratio's min_size above what the bytes hold", lambda _: table(capacity=100, capacity_bytes=80, signature={"x": rc.Column("int64"), "y": rc.Column("float32", (2,), shared=True)}, limiter=rc.SampleToInsertRatio(1.0, 6, 9.0)), NEVER, "min_size 6", "80 bytes", "at most 5"),
+    wrong("min_size above what the bytes hold, seen at the first insert", lambda _: table(capacity=100, capacity_bytes=80, limiter=rc.MinSize(11)).insert({"x": [1]}, timeout=0), NEVER, "min_size 11", "80 bytes", "at most 10"),
+    wrong("min_size above what the bytes hold, assigned", lambda _: setattr(table(capacity=100, capacity_bytes=80, signature={"x": rc.Column("int64")}), "limiter", rc.MinSize(11)), NEVER, "min_size 11", "80 bytes", "at most 10"),
     wrong("ratio's min_size above the capacity", lambda _: table(limiter=rc.SampleToInsertRatio(1.0, 11, 5.0)), NEVER, "min_size 11", "capacity 10"),
-    wrong("queue above the capacity", lambda _: table(limiter=rc.Queue(11)), NEVER, "Queue(size=11)", "at most 10"),
+    wrong("queue above the capacity", lambda _: table(limiter=rc.Queue(11)), NEVER, "Queue(11)", "at most 10"),
     wrong("queue without room", lambda _: rc.Table.queue("q", 0), INVALID, "size", "at least 1", "0"),
     wrong("stack of text", lambda _: rc.Table.stack("q", "4"), INVALID, "size", "'4'"),
     wrong("signature is a number", lambda _: table(signature=5), SCHEMA, "signature", "rc.Column", "5"),
@@ -371,7 +375,14 @@ INSERT = [
     wrong("insert more than a queue holds", lambda t: t.insert({"x": np.arange(5)}), NEVER, "5", "4", on=queue),
     wrong("insert more than the error buffer admits", lambda t: t.insert({"x": np.arange(7)}), NEVER, "insert of 7", "error_buffer=7", on=ratio),
     wrong("insert while all is leased", lambda t: t.insert({"x": np.arange(1)}, timeout=0), TIMEOUT, "'leased'", "3 of its 3 items are leased", "confirmed or given back", on=leased_out),
-    wrong("insert into a full queue", lambda t: t.insert({"x": np.arange(3)}, timeout=0), TIMEOUT, "insert", "'queue'", "0 s", "Queue(size=4)", "2 more", on=queue),
+    *(
+        wrong(f"insert with shared={given!r} into {on.__name__}", lambda t, given=given: t.insert({"x": [1]}, shared=given), SCHEMA, "shared", "mapping", type(given).__name__, on=on)
+        for on in (worn, sharing)
+        for given in (0, [], False, "", np.zeros(1), np.zeros(0), [1], "prompt")
+    ),
+    wrong("insert with shared=[] into a new table", lambda _: table().insert({"x": [1]}, shared=[]), SCHEMA, "shared", "mapping", "list"),
+    wrong("sample before min_size", lambda _: table(limiter=rc.MinSize(3)).sample(1, timeout=0), TIMEOUT, "limiter MinSize(3) needs 3 more inserts"),
+    wrong("insert into a full queue", lambda t: t.insert({"x": np.arange(3)}, timeout=0), TIMEOUT, "insert", "'queue'", "0 s", "Queue(4)", "2 more", on=queue),
     wrong("insert_async of another dtype", lambda t: later(t.insert_async(rows(1, x=np.zeros(1)))), SCHEMA, "'x'", "int64", "float64"),
     wrong("insert_async with a wrong timeout", lambda t: later(t.insert_async(rows(1), timeout="a")), INVALID, "timeout", "'a'"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 
@@ -122,7 +123,7 @@ def test_what_the_range_could_never_admit_is_refused_with_the_buffer_it_needs(r,
         rc.SampleToInsertRatio(r, size, max(k / 2, 8.0)).check_sample(k)
     else:
         limiter.check_sample(k)
-    if k * r > high - low and k > size:
+    if k * r > high - low:
         with pytest.raises(rc.NeverPossible, match=f"error_buffer={k * r / 2:g}"):
             limiter.check_insert(k)
         rc.SampleToInsertRatio(r, size, max(k * r / 2, 8.0)).check_insert(k)
@@ -145,6 +146,92 @@ def test_single_inserts_and_samples_never_deadlock(ratio, min_size, buffer, data
             c = after(c, samples=1)
 
 
+def goes(limiter, c, verb, k):
+    """Whether a call may go now, must wait, or is refused with an error."""
+    check, needed, waiting = {
+        "insert": (limiter.check_insert, limiter.departures_needed, limiter.check_waiting_insert),
+        "sample": (limiter.check_sample, limiter.inserts_needed, limiter.check_waiting_sample),
+    }[verb]
+    try:
+        check(k)
+        if needed(c, k) == 0:
+            return "goes"
+        waiting(c, k, 0)
+    except rc.NeverPossible:
+        return "refused"
+    return "waits"
+
+
+tight = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 4.5, 8.0, 12.5, 20.0, 64.0])
+
+
+@given(ratios, st.integers(1, 40), tight, sizes, st.integers(0, 50), st.data())
+def test_batches_never_deadlock_with_single_calls_of_the_other_side(r, size, buffer, k, gone, data):
+    """Whatever happened before: one of the two goes, or the batch is refused."""
+    try:
+        limiter = rc.SampleToInsertRatio(r, size, buffer)
+    except rc.NeverPossible:
+        return
+    inserts, samples = data.draw(st.sampled_from([(k, 1), (1, k)]))
+    c = Counts(0, 0, 0)
+    for _ in range(60):
+        outcomes = goes(limiter, c, "insert", inserts), goes(limiter, c, "sample", samples)
+        assert outcomes != ("waits", "waits"), c
+        if "goes" not in outcomes:
+            return
+        insert = outcomes[0] == "goes"
+        if insert and (outcomes[1] != "goes" or data.draw(st.booleans())):
+            c = after(c, inserts=inserts)
+        else:
+            c = after(c, samples=samples)
+        if gone and c.inserts - c.removals > gone:  # what is taken leaves
+            c = after(c, removals=data.draw(st.integers(0, c.inserts - c.removals)))
+
+
+def stops(ratio, low, high):
+    """Whether single inserts and samples ever stop each other, by trying, in exact numbers."""
+    ratio, low, high = Fraction(ratio), Fraction(low), Fraction(high)
+    states, difference = set(), -(-low // ratio) * ratio
+    while difference > high:
+        difference -= 1
+    todo = [difference]
+    while todo:
+        now = todo.pop()
+        if now in states:
+            continue
+        states.add(now)
+        moves = [
+            m for m, ok in ((now + ratio, now + ratio <= high), (now - 1, now - 1 >= low)) if ok
+        ]
+        if not moves:
+            return True
+        todo += moves
+    return False
+
+
+@given(
+    st.builds(Fraction, st.integers(1, 12), st.sampled_from([1, 2, 4, 8])),
+    st.builds(Fraction, st.integers(-40, 40), st.just(8)),
+    st.builds(Fraction, st.integers(0, 120), st.just(8)),
+)
+def test_a_range_that_stops_both_sides_is_refused_when_it_is_made(ratio, low, width):
+    bounds = float(low), float(low + width)
+    if low + width < low + max(1, ratio) or stops(ratio, low, low + width):
+        with pytest.raises(rc.NeverPossible, match="error_buffer=") as refused:
+            rc.SampleToInsertRatio(float(ratio), 1, bounds)
+        wider = float(str(refused.value).split("error_buffer=")[1].rstrip(")"))
+        rc.SampleToInsertRatio(float(ratio), 1, wider)
+    else:
+        rc.SampleToInsertRatio(float(ratio), 1, bounds)
+
+
+def test_a_ratio_means_the_fraction_that_is_written():
+    rc.SampleToInsertRatio(0.1, 3, (0.0, 1.0))  # ten inserts, one sample, for ever
+    with pytest.raises(rc.NeverPossible, match=r"error_buffer=0\.5"):
+        rc.SampleToInsertRatio(0.1, 3, (0.0, 0.9))
+    rc.SampleToInsertRatio(0.1, 3, 0.5)
+
+
 def test_min_size_is_the_ratio_without_bounds():
     assert rc.SampleToInsertRatio(1.0, 5).bounds == (-math.inf, math.inf)
     c = Counts(5, 1000, 0)
@@ -158,6 +245,25 @@ def test_limiters_are_frozen_values():
     with pytest.raises(FrozenInstanceError):
         limiter.ratio = 3.0
     assert rc.Queue(3) != rc.Stack(3)
+
+
+def test_messages_write_a_limiter_as_one_makes_it():
+    assert [str(rc.MinSize(1000)), str(rc.Queue(3)), str(rc.Stack(3))] == [
+        "MinSize(1000)", "Queue(3)", "Stack(3)",
+    ]  # fmt: skip
+    assert repr(rc.MinSize(1000)) == "MinSize(min_size=1000)"  # what snapshots note
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.float64, np.int8])
+def test_numbers_of_numpy_are_numbers(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert rc.Linear(kind(3), kind(5), 2).at(1) == 4.0
+        assert rc.Prioritized(alpha=kind(1), beta=kind(1), half_life=kind(2)).half_life == 2
+        assert rc.Mixed([(rc.Fifo(), kind(1)), (rc.Lifo(), kind(3))]).selectors[1][1] == 0.75
+        assert rc.SampleToInsertRatio(kind(2), 3, kind(4)).bounds == (2.0, 10.0)
+        with pytest.raises(rc.InvalidValue, match="at least 0"):
+            rc.Prioritized(alpha=kind(-1))
 
 
 # -- what a table counts
@@ -220,6 +326,49 @@ def test_a_batch_beyond_the_range_raises_at_once_and_names_the_buffer_it_needs()
         t.insert({"x": np.arange(9)})
     with pytest.raises(rc.NeverPossible, match=r"error_buffer=4\.5"):
         t.take(9)
+
+
+def test_a_batch_below_min_size_is_refused_too_where_the_next_one_would_wait_for_ever():
+    t = table(rc.SampleToInsertRatio(4, 100, 40), capacity=1000)
+    with pytest.raises(rc.NeverPossible, match=r"error_buffer=128\b"):
+        t.insert({"x": np.arange(64)}, timeout=0)
+    assert len(t) == 0
+
+
+def test_an_insert_that_keeps_the_table_below_min_size_raises_instead_of_waiting():
+    t = table(rc.SampleToInsertRatio(4, 100, 40), capacity=1000)
+    for _ in range(5):
+        t.insert({"x": np.arange(19)})
+    with pytest.raises(rc.NeverPossible, match=r"95 items.*insert at most 15 now"):
+        t.insert({"x": np.arange(19)}, timeout=0)
+    t.insert({"x": np.arange(15)}, timeout=0)
+    t.sample(80, timeout=0)
+    t.insert({"x": np.arange(19)}, timeout=0)
+
+
+def test_a_sample_that_waits_for_inserts_which_wait_for_it_raises():
+    t = table(rc.SampleToInsertRatio(4.0, 1, (0.0, 8.0)), sampler=rc.Uniform())
+    t.insert({"x": [1, 2]}, timeout=0)
+    t.sample(7, timeout=0)
+    t.insert({"x": [3]}, timeout=0)  # 4 * 3 - 7 = 5: one more insert would make it 9
+    with pytest.raises(rc.NeverPossible, match=r"error_buffer=5\.5 .*at most 5 now"):
+        t.sample(7, timeout=0)
+    t.sample(1, timeout=0)
+    t.insert({"x": [1]}, timeout=0)
+    t.sample(7, timeout=0)
+
+
+def test_leases_that_may_end_are_waited_for():
+    t = table(rc.SampleToInsertRatio(1.0, 10, 4.0))  # between 6 and 14
+    t.insert({"x": np.arange(8)})
+    t.insert({"x": np.arange(2)})
+    lease = t.take(4, lease=60).info.lease
+    with pytest.raises(rc.WaitTimeout):
+        t.sample(1, timeout=0)
+    t.insert({"x": np.arange(8)}, timeout=0)
+    with pytest.raises(rc.WaitTimeout):
+        t.insert({"x": np.arange(8)}, timeout=0)
+    t.confirm(lease)
 
 
 def test_ratio_holds_over_time():

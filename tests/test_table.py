@@ -1014,3 +1014,12 @@ def test_rules_change_while_running():
     assert t.sample(1)["x"].tolist() == [3]
     t.insert({"x": np.arange(10, 17)})
     assert everything(t) == [0, 1, 2, *range(10, 17)]
+
+
+def test_bytes_that_hold_min_size_items_exactly_are_enough():
+    limiter = rc.MinSize(10)
+    t = rc.Table("t", capacity=100, capacity_bytes=80, limiter=limiter, sampler=rc.Fifo())
+    t.insert({"x": np.arange(12)[:10]}, timeout=0)
+    assert t.sample(10, timeout=0)["x"].tolist() == list(range(10))
+    ragged = {"x": rc.Column("int64", ragged=True), "y": rc.Column("int64", optional=True)}
+    rc.Table("t", capacity=100, capacity_bytes=8, signature=ragged, limiter=limiter)

@@ -323,7 +323,7 @@ def test_a_timeout_says_what_it_waited_for():
 def test_a_timeout_of_an_insert_says_what_it_waited_for():
     queue = rc.Table.queue("q", 3)
     queue.insert({"x": [0, 1, 2]})
-    with pytest.raises(TimeoutError, match=r"Queue\(size=3\) needs 1 more sample or removal"):
+    with pytest.raises(TimeoutError, match=r"Queue\(3\) needs 1 more sample or removal"):
         queue.insert({"x": [3]}, timeout=0.01)
 
 

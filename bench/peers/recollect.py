@@ -24,6 +24,7 @@ from bench.peers.recollect_steps import (
     RecollectSequences,
 )
 from bench.workloads.base import Operation, Workload
+from bench.workloads.growth import EXPIRING
 
 DISTRIBUTIONS = ("recollect", "numpy", "numba", "pyarrow")
 
@@ -99,6 +100,12 @@ class Growth(Adapter):
             table = self._table(operation, rc.Uniform())
             where = rc.field("task") == self.TASKS[0]
             return Call(lambda: table.count(where), 1)
+        if operation.verb == EXPIRING:
+            table = self._table(operation, rc.Fifo())
+            if not table.stats()["leases"]:  # one item of a hundred is leased, each by itself
+                for _ in range(operation.size // 100):
+                    table.take(1, lease=86_400)
+            return Call(table.count, 1)
         sampler = rc.StalestFirst() if "Stalest" in operation.verb else rc.Fifo()
         table = self._table(operation, sampler)
         some = make_rows(self.workload.columns, 64)

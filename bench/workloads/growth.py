@@ -8,11 +8,13 @@ from __future__ import annotations
 from bench.workloads.base import Column, Operation, Workload
 
 SMALL, LARGE = 1_000, 1_000_000
+EXPIRING = "count() that expires none of many leases"
 VERBS = (
     "count(partition)",
     "take(64) Fifo",
     "take(64) StalestFirst",
     "take(64) StalestFirst, versions in any order",
+    EXPIRING,
 )
 LIMIT = 2.0
 TITLES = {  # by workload: those that are shown as growth

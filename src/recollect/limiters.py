@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from numbers import Real
 from typing import Any
 
@@ -52,11 +53,20 @@ class Limiter:
     def check_capacity(self, capacity: int) -> None:
         """Raise where a table of this capacity could never open."""
 
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        """Raise where a table that never holds more items, for its bytes, could never open."""
+
     def check_sample(self, k: int) -> None:
         """Raise where a sample of k could never go."""
 
     def check_insert(self, k: int) -> None:
         """Raise where an insert of k could never go."""
+
+    def check_waiting_sample(self, counts: Counts, k: int, leased: int) -> None:
+        """Raise where a sample of k, which must wait now, keeps every insert waiting too."""
+
+    def check_waiting_insert(self, counts: Counts, k: int, leased: int) -> None:
+        """Raise where an insert of k, which must wait now, keeps every sample waiting too."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +80,16 @@ class MinSize(Limiter):
     Traceback (most recent call last):
         ...
     recollect.errors.WaitTimeout: sample(1) on table 't' timed out after 0 s: needs 1 item, has 2; \
-limiter MinSize(min_size=3) needs 1 more insert
+limiter MinSize(3) needs 1 more insert
     """
 
     min_size: int = 1
 
     def __post_init__(self) -> None:
         _check_size("min_size", self.min_size, 0)
+
+    def __str__(self) -> str:
+        return f"MinSize({self.min_size})"
 
     def inserts_needed(self, counts: Counts, k: int) -> int:
         return max(0, self.min_size - (counts.inserts - counts.removals))
@@ -93,13 +106,17 @@ limiter MinSize(min_size=3) needs 1 more insert
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
 
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        _check_min_bytes(self.min_size, items, nbytes)
+
 
 @dataclass(frozen=True)
 class SampleToInsertRatio(Limiter):
     """Keep `ratio` samples per insert: whoever is ahead waits for the other.
 
     `error_buffer` is how far the two may drift apart: a number e allows samples to be e ahead
-    of or behind ratio · min_size; a pair is (min_diff, max_diff) itself.
+    of or behind ratio · min_size; a pair is (min_diff, max_diff) itself. Where inserts come k at a
+    time and samples n, an error_buffer of k · ratio + n never stops both.
 
     >>> import recollect as rc
     >>> rc.SampleToInsertRatio(ratio=4, min_size=100, error_buffer=40).bounds
@@ -118,13 +135,34 @@ class SampleToInsertRatio(Limiter):
         object.__setattr__(self, "_bounds", (low, high))
         if not _is_number(self.error_buffer):
             object.__setattr__(self, "error_buffer", (low, high))
-        needed = max(1.0, self.ratio)
-        if not high - low >= needed:
-            raise NeverPossible(
-                f"error_buffer: the range {high - low:g} between min_diff {low:g} and max_diff "
-                f"{high:g} admits no insert or no sample; it needs at least {needed:g} "
-                f"(error_buffer={needed / 2:g})"
-            )
+        self._check_range(low, high)
+
+    def _check_range(self, low: float, high: float) -> None:
+        """Raise where the two sides would stop each other, even one item at a time.
+
+        With ratio = p / q, the difference I * ratio - S moves over multiples of 1 / q: an insert
+        by p of them, a sample by q. Where the range holds fewer than p + q, some have room for
+        neither, and no way around the others avoids them, since a cycle visits p + q.
+        """
+        if high - low == math.inf:
+            return
+        ratio = _as_written(self.ratio)
+        p, q = ratio.numerator, ratio.denominator
+        if math.isfinite(low) and math.isfinite(high):
+            least, most = self._exact_bounds(ratio)
+            if math.floor(most * q) - math.ceil(least * q) + 1 >= p + q:
+                return
+        raise NeverPossible(
+            f"error_buffer: the range {high - low:g} between min_diff {low:g} and max_diff "
+            f"{high:g} stops inserts and samples at once; use a wider one "
+            f"(error_buffer={-(-(p + q - 1) // 2) / q:.12g})"
+        )
+
+    def _exact_bounds(self, ratio: Fraction) -> tuple[Fraction, Fraction]:
+        if isinstance(self.error_buffer, tuple):
+            return _as_written(self.error_buffer[0]), _as_written(self.error_buffer[1])
+        center, buffer = ratio * self.min_size, _as_written(self.error_buffer)
+        return center - buffer, center + buffer
 
     def _parse_bounds(self) -> tuple[float, float]:
         buffer = self.error_buffer
@@ -167,6 +205,9 @@ class SampleToInsertRatio(Limiter):
     def check_capacity(self, capacity: int) -> None:
         _check_min_size(self.min_size, capacity)
 
+    def check_bytes(self, items: int, nbytes: int) -> None:
+        _check_min_bytes(self.min_size, items, nbytes)
+
     def check_sample(self, k: int) -> None:
         low, high = self.bounds
         if k > high - low:
@@ -174,8 +215,36 @@ class SampleToInsertRatio(Limiter):
 
     def check_insert(self, k: int) -> None:
         low, high = self.bounds
-        if k * self.ratio > high - low and k > self.min_size:
+        if k * self.ratio > high - low:
             self._refuse(f"an insert of {k}", k * self.ratio)
+
+    def check_waiting_sample(self, counts: Counts, k: int, leased: int) -> None:
+        if self.departures_needed(counts, 1) == 0:
+            return  # an insert of one may go, and brings it nearer
+        settled = counts.inserts + 1 - counts.removals - leased <= self.min_size
+        given_back = Counts(counts.inserts, counts.samples - leased, counts.removals)
+        if settled or self.inserts_needed(given_back, k) == 0:
+            return  # leases that end let one of the two go
+        low, high = self.bounds
+        needed = (k + self.ratio) / 2
+        raise NeverPossible(
+            f"a sample of {k} waits for inserts, and every insert for samples: of {high - low:g} "
+            f"between min_diff {low:g} and max_diff {high:g} neither has room; use error_buffer="
+            f"{needed:g} or more, or sample at most {self.samples_allowed(counts):g} now"
+        )
+
+    def check_waiting_insert(self, counts: Counts, k: int, leased: int) -> None:
+        size = counts.inserts - counts.removals
+        if self.inserts_needed(counts, 1) == 0 or size + k - leased <= self.min_size:
+            return  # a sample of one may go, or leases that are confirmed make room
+        _, high = self.bounds
+        room = math.floor((high + counts.samples) / self.ratio) - counts.inserts
+        needed = max(k * self.ratio, (k * self.ratio + 1.0) / 2)
+        raise NeverPossible(
+            f"an insert of {k} waits for samples, and every sample for inserts: there are {size} "
+            f"items, min_size is {self.min_size} and max_diff {high:g}; use error_buffer="
+            f"{needed:g} or more, or insert at most {max(room, self.min_size - size)} now"
+        )
 
     def _refuse(self, what: str, needed: float) -> None:
         low, high = self.bounds
@@ -193,6 +262,9 @@ class Queue(Limiter):
 
     def __post_init__(self) -> None:
         _check_size("size", self.size, 1)
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self.size})"
 
     def inserts_needed(self, counts: Counts, k: int) -> int:
         return max(0, k - (counts.inserts - counts.removals))
@@ -233,6 +305,11 @@ def _is_number(value: Any) -> bool:
     return value in (math.inf, -math.inf) or -1e300 < float(value) < 1e300
 
 
+def _as_written(number: Any) -> Fraction:
+    """The fraction that somebody means who writes 0.1."""
+    return Fraction(float(number)).limit_denominator(10**6)
+
+
 def _check_size(name: str, value: Any, least: int) -> None:
     if isinstance(value, int) and value > LARGEST_SIZE:
         raise InvalidValue(f"{name}: expected at most {LARGEST_SIZE}, got {value}")
@@ -247,4 +324,12 @@ def _check_min_size(min_size: int, capacity: int) -> None:
         raise NeverPossible(
             f"min_size {min_size} is above the capacity {capacity}, so sampling could never start; "
             "make it smaller, or the capacity larger"
+        )
+
+
+def _check_min_bytes(min_size: int, items: int, nbytes: int) -> None:
+    if min_size > items:
+        raise NeverPossible(
+            f"min_size {min_size} is never reached: {nbytes} bytes hold at most {items} items of "
+            "these columns; make it smaller, or capacity_bytes larger"
         )

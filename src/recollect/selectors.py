@@ -7,6 +7,7 @@ an order (`Ordered`), `Uniform`, weights (`Prioritized`), or a mixture (`Mixed`)
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -237,7 +238,7 @@ class Mixed(Selector):
                     "'batch' or None"
                 )
             _check_number(f"selectors[{place}][1]", share, 0.0)
-        total = math.fsum(min(share, 1e300) for _, share in parts)
+        total = math.fsum(float(share) for _, share in parts)
         if total <= 0.0:
             raise InvalidValue("selectors: expected at least one share above 0")
         if abs(total - 1.0) > 1e-9:
@@ -275,22 +276,26 @@ def largest_alpha(*selectors: Selector) -> float:
     return max([1.0, *alphas])
 
 
-def different_items(selector: Selector, n: int, replace: bool, wearing: bool) -> int:
-    """How many different items a sample of n needs; `wearing` where sampled items may leave."""
-    if isinstance(selector, Ordered) or not replace:
-        return n
-    if isinstance(selector, Mixed):
-        ordered = [share for part, share in selector.selectors if isinstance(part, Ordered)]
-        if ordered and wearing:
-            return n
-        return min(n, max([1, *(math.ceil(share * n) + 1 for share in ordered)]))
-    return 1
+def different_items(deal: Sequence[tuple[Selector, int]], often: int, sampled: int) -> int:
+    """How many different items a mixture needs that deals its draws to its parts like this.
+
+    An order needs as many as it draws. Where an item leaves after `often` draws (0: never), those
+    that the parts before it wear out come on top: each takes a draw, and where the items were
+    sampled `sampled` times in all, k of them take k * often - sampled at least.
+    """
+    needed, before = 1, 0
+    for part, count in deal:
+        if count and isinstance(part, Ordered):
+            worn = min(before, (before + sampled) // often) if often else 0
+            needed = max(needed, count + worn)
+        before += count
+    return needed
 
 
 def _check_number(name: str, value: Any, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
         raise InvalidValue(f"{name}: expected a finite number, got {shown(value)}")
-    if value < least:
+    if float(value) < least:  # in NumPy's own types the bound may overflow
         raise InvalidValue(f"{name}: expected a number of at least {least:g}, got {shown(value)}")
 
 

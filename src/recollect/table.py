@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ from recollect.schema import Column, Rows, Schema
 from recollect.selectors import (
     Fifo,
     Lifo,
+    Mixed,
     Ordered,
     Selector,
     Uniform,
@@ -65,6 +66,7 @@ from recollect.storage.fields import (
     check_weight,
     parse_tags,
 )
+from recollect.storage.shares import Credits, dealt
 from recollect.waiting import Blocked, Gate, Room
 
 if TYPE_CHECKING:
@@ -214,6 +216,7 @@ class Table:
         if self._shared is not None:
             self._shared.attach(TableSharing(self))
         if rows is not None:
+            self._check_bytes(self._limiter, rows, shared)
             self._declare(rows, shared)
         self._journal: OpenJournal | None = None
         if journal is not None:
@@ -288,6 +291,13 @@ class Table:
             )
         limiter.check_capacity(self.capacity)
         return limiter
+
+    def _check_bytes(self, limiter: Limiter, rows: Schema, shared: Schema | None) -> None:
+        """Raise where `capacity_bytes` never holds the items that a limiter waits for."""
+        columns = [*rows.columns.values(), *(shared.columns.values() if shared else ())]
+        least = sum(c.size for c in columns if not c.ragged and not c.optional)
+        if self.capacity_bytes is not None and least:
+            limiter.check_bytes(self.capacity_bytes // least, self.capacity_bytes)
 
     def _declare(self, rows: Schema, shared: Schema | None) -> None:
         """Fix the columns, or see that those which others have fixed are the same."""
@@ -431,6 +441,11 @@ class Table:
         self, shared: Mapping[str, Any] | None, count: int
     ) -> tuple[Schema | None, Rows | None]:
         schema = self._shared_schema
+        if shared is not None and not isinstance(shared, Mapping):
+            raise SchemaError(
+                "shared: expected a mapping of names to columns with one cell per item, got "
+                f"{type(shared).__name__} {shown(shared)}"
+            )
         if schema is None:
             if not shared:
                 return None, None
@@ -470,6 +485,7 @@ class Table:
             excess_bytes = storage.nbytes + self._payload(new) - self.capacity_bytes
         departures = self._limiter.departures_needed(self._counts, count)
         if departures:
+            self._limiter.check_waiting_insert(self._counts, count, storage.hidden)
             needs = many(departures, "more sample or removal", "more samples or removals")
             return Blocked(f"limiter {self._limiter} needs {needs}", departures)
         new.inserted_at = self._clock.time()
@@ -484,6 +500,7 @@ class Table:
             if blocked is not None:
                 return blocked
         if self._schema is None and new.schema is not None:
+            self._check_bytes(self._limiter, new.schema, new.shared_schema)
             self._set_schema(new.schema, new.shared_schema)
         if keys is None:
             keys = storage.insert(new)
@@ -647,7 +664,13 @@ class Table:
         """Why n items cannot be sampled now, None where they can; raises where they never can."""
         self._limiter.check_sample(n)
         often = self.max_times_sampled
-        distinct = different_items(self._sampler, n, replace, often > 0)
+        sampler = self._sampler
+        distinct, deal = 1, None
+        if not replace or isinstance(sampler, Ordered):
+            distinct = n
+        elif isinstance(sampler, Mixed):
+            deal = _next_deal(self._storage, sampler, n)
+            distinct = different_items(deal, often, 0)
         self._check_size(distinct)
         if often and n > self.capacity * often:
             raise NeverPossible(
@@ -655,6 +678,8 @@ class Table:
                 f"sampled {many(often, 'time')} at most"
             )
         visible, sampled = self._storage.available(where, n)
+        if deal is not None:
+            distinct = different_items(deal, often, sampled)
         missing = distinct - visible
         if often:
             missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
@@ -673,6 +698,8 @@ class Table:
         inserts = self._limiter.inserts_needed(self._counts, n)
         if inserts <= 0 and missing <= 0:
             return None
+        if inserts:
+            self._limiter.check_waiting_sample(self._counts, n, self._storage.hidden)
         meeting = "" if where is None else " that meet the query"
         needs = f"needs {many(distinct, 'item')}, has {visible}{meeting}"
         if missing > 0 and distinct <= visible:
@@ -1117,6 +1144,8 @@ class Table:
     def limiter(self, limiter: Limiter) -> None:
         limiter = self._check_limiter(limiter)
         with self._transaction():
+            if self._schema is not None:
+                self._check_bytes(limiter, self._schema, self._shared_schema)
             self._limiter = limiter
             self._gate.wake_all()
 
@@ -1300,6 +1329,31 @@ def _declared(signature: Any) -> tuple[Schema, Schema | None]:
     rows = {name: column for name, column in columns.items() if not column.shared}
     shared = {name: column for name, column in columns.items() if column.shared}
     return Schema(rows), Schema(shared, "shared column") if shared else None
+
+
+@runtime_checkable
+class _Dealer(Protocol):
+    """Keeps what rounding owes to the parts of mixtures."""
+
+    _credits: Credits
+
+
+@runtime_checkable
+class _WithDealer(Protocol):
+    """A storage that leaves it to another object to choose."""
+
+    _choosing: _Dealer
+
+
+def _next_deal(storage: Storage, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+    """How a storage will deal its next n draws; where it does not show it, the worst there is."""
+    dealer = storage._choosing if isinstance(storage, _WithDealer) else storage
+    if isinstance(dealer, _Dealer):
+        account = (mixture, False)
+        credits = {account: dealer._credits[account].copy()} if account in dealer._credits else {}
+        return dealt(credits, mixture, n, evicting=False)
+    orders = [part for part, share in mixture.selectors if share and isinstance(part, Ordered)]
+    return [(orders[0] if orders else Uniform(), n)]
 
 
 def _checked_storage(storage: Any) -> Storage:

@@ -108,6 +108,7 @@ class StepStore:
             raise incoming.contradiction(code, env, place, count)
         departures = self.limiter.departures_needed(self.counts, count)
         if departures:
+            self.limiter.check_waiting_insert(self.counts, count, 0)
             needs = many(departures, "more sample", "more samples")
             return Blocked(f"limiter {self.limiter} needs {needs}", departures)
         if self.lanes is None:
@@ -225,6 +226,8 @@ class StepStore:
         inserts = self.limiter.inserts_needed(self.counts, n)
         if inserts <= 0 and found >= distinct:
             return None
+        if inserts:
+            self.limiter.check_waiting_sample(self.counts, n, 0)
         needs = f"needs {many(distinct, noun)}, has {found}"
         if noun == "transition" and len(self):
             needs += (

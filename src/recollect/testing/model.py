@@ -134,8 +134,31 @@ class Model:
             return k > limiter.size
         if isinstance(limiter, rc.SampleToInsertRatio):
             low, high = limiter.bounds
-            return k * limiter.ratio > high - low and k > limiter.min_size
+            return k * limiter.ratio > high - low
         return False
+
+    @property
+    def leased(self) -> int:
+        return sum(len(held.items) for held in self.leases.values())
+
+    def stuck_insert(self, k: int) -> bool:
+        """It may not go, nothing may be sampled, and no lease that is confirmed helps."""
+        if self.may_insert(k) or not isinstance(self.limiter, rc.SampleToInsertRatio):
+            return False
+        size = self.inserts + k - self.removals
+        return not self.may_sample(1) and size - self.leased > self.limiter.min_size
+
+    def stuck_sample(self, k: int) -> bool:
+        """It may not go, nothing may be inserted, and no lease that ends helps."""
+        if not isinstance(self.limiter, rc.SampleToInsertRatio) or self.may_sample(k):
+            return False
+        if self.may_insert(1):
+            return False
+        size = self.inserts + 1 - self.removals
+        self.samples -= self.leased
+        given_back = self.may_sample(k)
+        self.samples += self.leased
+        return not given_back and size - self.leased > self.limiter.min_size
 
     # -- what would happen ----------------------------------------------------------------------
     def insert_outcome(self, new: list[Item]) -> Any:
@@ -143,7 +166,7 @@ class Model:
         if len(new) > self.capacity or payload > self.bound or self.never_inserted(len(new)):
             return NEVER
         if not self.may_insert(len(new)):
-            return BLOCKED
+            return NEVER if self.stuck_insert(len(new)) else BLOCKED
         leased = [item for item in self.items if item.lease is not None]
         too_many = len(leased) + len(new) > self.capacity
         too_large = sum(item.nbytes for item in leased) + payload > self.bound
@@ -155,14 +178,33 @@ class Model:
 
     def sample_outcome(self, n: int, where: Predicate | None, replace: bool) -> Any:
         limit = self.max_times_sampled
-        distinct = n if isinstance(self.sampler, Ordered) or not replace else 1
-        if distinct > self.capacity or self.never_sampled(n):
-            return NEVER
-        if limit and n > self.capacity * limit:
-            return NEVER
         found = self.visible(where)
+        times = sum(item.times_sampled for item in found)
+        distinct = self.distinct(n, replace, times)
+        if self.distinct(n, replace, 0) > self.capacity or self.never_sampled(n):
+            return NEVER
+        if (limit and n > self.capacity * limit) or self.stuck_sample(n):
+            return NEVER
         worn_out = limit and sum(limit - item.times_sampled for item in found) < n
         return BLOCKED if len(found) < distinct or worn_out or not self.may_sample(n) else GO
+
+    def distinct(self, n: int, replace: bool, times: int) -> int:
+        """How many different items always suffice for a sample, and fewer may not.
+
+        `times` is how often all candidates were sampled. Of their draws before an order, the parts
+        of a mixture may spend the cheapest way on items that leave.
+        """
+        if not replace or isinstance(self.sampler, Ordered):
+            return n
+        owed = {account: list(credit) for account, credit in self.credits.items()}
+        needs, drawn, limit = [1], 0, self.max_times_sampled
+        for selector, count in self.shares("sampler", self.sampler, n):
+            if isinstance(selector, Ordered) and count:
+                gone = [k for k in range(drawn + 1) if max(k, k * limit - times) <= drawn]
+                needs.append(count + (max(gone) if limit else 0))
+            drawn += count
+        self.credits = owed  # a question changes nothing
+        return max(needs)
 
     def take_count(self, n: int, where: Predicate | None, partial: bool) -> Any:
         """How many items a take gets, or the error that it raises."""
@@ -172,7 +214,7 @@ class Model:
         for count in range(n, 0, -1) if partial else (n,):
             if count <= found and self.may_sample(count):
                 return count
-        return BLOCKED
+        return NEVER if self.stuck_sample(1 if partial else n) else BLOCKED
 
     # -- selectors ------------------------------------------------------------------------------
     def ordered(self, selector: Ordered, items: list[Item], *, staying: bool) -> list[Item]:

@@ -184,15 +184,7 @@ class Pair:
         def call() -> rc.Batch:
             return self.table.sample(n, where=query, replace=replace, timeout=0)
 
-        if isinstance(model.sampler, rc.Mixed) and len(model.visible(holds)) < n:
-            # A mixture may ask for more than it turns out to need, but not for more than n.
-            try:
-                batch: rc.Batch | None = call()
-            except (rc.WaitTimeout, rc.NeverPossible):
-                return
-            assert expected is GO
-        else:
-            batch = self.attempt(expected, call)
+        batch = self.attempt(expected, call)
         if batch is not None:
             model.check_batch(batch, model.sample(n, holds, replace, batch.info))
             self.hold(batch)

@@ -170,6 +170,31 @@ class TableTests(StorageTests):
         with pytest.raises(rc.NeverPossible):
             table.limiter = rc.MinSize(101)
 
+    def test_a_mixture_needs_what_its_orders_draw_and_no_more(self) -> None:
+        half = rc.Mixed(((rc.Fifo(), 0.5), (rc.Uniform(), 0.5)))
+        table = self.table(capacity=3, sampler=half)
+        table.insert({"x": [0, 1]})
+        assert table.sample(4, timeout=0)["x"][:2].tolist() == [0, 1]  # 2 of each
+        with pytest.raises(rc.WaitTimeout, match="needs 3 items, has 2"):
+            table.sample(5, timeout=0)  # 3 and 2
+        table.insert({"x": [2]})
+        assert sorted(table.sample(5, timeout=0)["x"][:3].tolist()) == [0, 1, 2]
+        table.delete(where=rc.field("seq") >= 2)
+        assert table.sample(5, timeout=0).num_items == 5  # now 2 and 3
+        with pytest.raises(rc.NeverPossible, match="4 different items"):
+            table.sample(7)
+
+    def test_a_mixture_allows_for_what_its_first_parts_wear_out(self) -> None:
+        half = rc.Mixed(((rc.Uniform(), 0.5), (rc.Fifo(), 0.5)))
+        for often, items in ((1, 4), (2, 3), (3, 2)):
+            table = self.table(capacity=9, sampler=half, max_times_sampled=often)
+            table.insert({"x": np.arange(items - 1)})
+            with pytest.raises(rc.WaitTimeout):
+                table.sample(4, timeout=0)  # 2 by chance, and then 2 different ones
+            table.insert({"x": [9]})
+            batch = table.sample(4, timeout=0)
+            assert len(set(batch.info.keys[2:].tolist())) == 2
+
     def test_the_insert_that_opens_the_limiter_wakes_the_sampler(self) -> None:
         table = self.table(limiter=rc.MinSize(5))
         table.insert({"x": [0]})
