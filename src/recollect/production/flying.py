@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from recollect.errors import JournalError, ProductionError, WaitTimeout, shown
+from recollect.errors import JournalError, ProductionError, shown
 from recollect.production.context import Context
 from recollect.production.pending import Flight
 from recollect.rollouts.group import Group
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 ENDS = (Status.COMPLETED, Status.ABORTED, Status.FAILED, Status.FILTERED)
 UNASKED = 1.0  # seconds until what was aborted without a pause is stored, and sent again
 VERSIONS = "versions"  # an extra of rollouts: where the versions of their tokens come from
-
-
-class _NoBytes(Exception):
-    """A group could not be stored before a stop."""
 
 
 async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
@@ -51,14 +47,12 @@ async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
     if not pending.claim(flight):
         return
     # Claimed: nothing can cancel it any more, so only what never waits for others may follow. That
-    # is putting it into the room that was reserved; see `put` for the one case in which it waits.
+    # is putting it into the room that was reserved.
     try:
         await _settle(ctx, strategy, flight, group, status)
     except JournalError as error:  # it is stored, and nobody knows whether it would survive
         pending.done(flight)
         ctx.conditions.fail(error)
-    except _NoBytes:
-        _end(ctx, flight)
     except Exception as error:  # it is not: storing is the last thing in there that can raise
         _end(ctx, flight)
         ctx.conditions.fail(error)
@@ -207,37 +201,11 @@ async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
                 rollout.extras[VERSIONS] = "dispatch"
     account = ctx.buffer._core.accounts[ctx.name]
     expired = account.expired
-    key = await put(ctx, group, flight.version)
+    key = await ctx.buffer.put(group, version=flight.version)
     if account.expired == expired:
         return key
     _check_versions(ctx, flight, group)
     return None
-
-
-async def put(ctx: Context, group: Group, version: int | None = None) -> int | None:
-    """Put a group into the room that was reserved for it.
-
-    Room is a number of groups. Where bytes are bounded and leases hold most of them, a group may
-    have to wait for a trainer; then a pause, which must not, gives its prompt back.
-    """
-    buffer, changed = ctx.buffer, ctx.conditions.changed
-    if buffer._core.capacity_bytes is None:
-        return await buffer.put(group, version=version)
-    try:
-        return await buffer._run(buffer._core.put(group, version)._replace(timeout=0))
-    except WaitTimeout:
-        pass
-    putting = asyncio.ensure_future(buffer.put(group, version=version))
-    putting.add_done_callback(lambda _: changed.notify())
-    try:
-        await changed.until(lambda: putting.done() or ctx.stopping)
-    finally:
-        if buffer.find(group.group_id) is None:
-            putting.cancel()  # else it is stored, and a journal is written
-    await asyncio.wait([putting])
-    if putting.cancelled():
-        raise _NoBytes
-    return putting.result()
 
 
 def _check_versions(ctx: Context, flight: Flight, group: Group) -> None:

@@ -17,7 +17,7 @@ from typing import ClassVar
 from recollect.arguments import flag, whole
 from recollect.errors import InvalidValue, shown
 from recollect.production.context import Context
-from recollect.production.flying import fly, leave, put, resolved, store
+from recollect.production.flying import fly, leave, resolved, store
 from recollect.production.pending import Flight
 from recollect.production.progress import TaskProgress
 from recollect.rollouts.checks import reward_of
@@ -212,7 +212,7 @@ class EvalStrategy(Strategy):
         for rollout in group:
             rollout.versions = rollout.dispatch_version = None
         group.extras["version"] = flight.version
-        if await put(ctx, group) is not None:
+        if await ctx.buffer.put(group) is not None:
             ctx.progress.window.groups += 1
             ctx.remember(group.group_id, seconds)
 
