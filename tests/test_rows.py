@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,52 @@ def test_cells_of_every_size_come_back_whole(size):
         for name, column in given.items():
             assert np.array_equal(found[name], column[order]), name
     assert len(table) == 1938
+
+
+PLACING = """
+import threading
+import numpy as np
+from recollect import kernels
+from recollect.kernels import layout
+
+place = kernels.load().rows.place_fixed
+columns = np.array([[layout.FIXED, 0, 100], [layout.FIXED, 100, 65]], np.int64)
+failed = []
+
+def work(number):
+    random = np.random.default_rng(number)
+    given = [random.integers(0, 256, (5000, size), np.uint8) for size in (100, 65)]
+    wanted = np.concatenate(given, axis=1)
+    target = np.zeros((5000, 165), np.uint8)
+    for _ in range(300):
+        target[:] = 0
+        place(target.ctypes.data, 165, 0, 0, 5000, columns, id(given))
+        if not np.array_equal(target, wanted):
+            failed.append(number)
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+"""
+
+
+def test_threads_that_place_many_rows_at_once_do_not_mix_them():
+    """Each puts blocks of rows together in memory of its own, as the threads of a load do.
+
+    With a single arena the C library gives one thread at once what another has freed.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", PLACING],
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-1000:]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

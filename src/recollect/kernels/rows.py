@@ -128,31 +128,42 @@ def _lay(record, stride, begin, n, columns, list_id, streams):
                 copy_cells(target, stride, source, size, size, some)
 
 
+@inner("void(uint8[::1], int64, int64, int64, int64, int64, table, int64)")
+def _lay_by_lines(block, base, stride, first, begin, end, columns, list_id):
+    """Copy many narrow rows past the caches. Only whole cache lines go that way, so a block of
+    rows is put together elsewhere; it begins with a row whose number is a multiple of its size,
+    in a large segment with a line.
+
+    `block` is an argument because Numba frees an array after the last use of its name, whoever
+    still has its address: the caller's lives until this returns.
+    """
+    lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
+    record = base + first * stride
+    some = BLOCK - first % BLOCK
+    while begin < end:
+        some = min(some, end - begin)
+        staged = lines + (record & 63)
+        _lay(staged, stride, begin, some, columns, list_id, False)
+        stream_bytes(record, staged, some * stride)
+        record += some * stride
+        begin += some
+        some = np.int64(BLOCK)
+
+
 @inner("void(int64, int64, int64, int64, int64, table, int64)")
 def _copy_fixed(base, stride, first, begin, end, columns, list_id):
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
-    before. Only whole cache lines go, so blocks of narrow rows are put together elsewhere. They
-    begin with a row whose number is a multiple of theirs: in a large segment, with a line.
+    before.
     """
     n = end - begin
-    record = base + first * stride
     many = n * stride >= MANY
-    if not many or stride > NARROW:
-        _lay(record, stride, begin, n, columns, list_id, many)
-    else:
+    if many and stride <= NARROW:
         block = np.empty(BLOCK * stride + 128, np.uint8)
-        lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
-        some = BLOCK - first % BLOCK
-        while begin < end:
-            some = min(some, end - begin)
-            staged = lines + (record & 63)
-            _lay(staged, stride, begin, some, columns, list_id, False)
-            stream_bytes(record, staged, some * stride)
-            record += some * stride
-            begin += some
-            some = np.int64(BLOCK)
+        _lay_by_lines(block, base, stride, first, begin, end, columns, list_id)
+    else:
+        _lay(base + first * stride, stride, begin, n, columns, list_id, many)
     if many:
         fence()
 
