@@ -188,16 +188,15 @@ def million() -> Callable[[rc.Selector], rc.Table]:
     return functools.cache(lambda sampler: filled(PROMISED_AT, sampler, seed=0))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        (rc.Fifo(), count_partition),
-        (rc.Fifo(), take_64),
-        (rc.StalestFirst(), take_64),
-        (rc.Fifo(), expire_nothing),
-    ],
-    ids=named,
-)
+PROMISED = [
+    (rc.Fifo(), count_partition),
+    (rc.Fifo(), take_64),
+    (rc.StalestFirst(), take_64),
+    (rc.Fifo(), expire_nothing),
+]
+
+
+@pytest.mark.parametrize("case", PROMISED, ids=named)
 def test_visits_are_the_same_at_a_million_items(
     million: Callable[[rc.Selector], rc.Table], case: tuple[rc.Selector, Verb]
 ) -> None:
@@ -391,10 +390,7 @@ def seconds_of(table: rc.Table, verb: Verb, calls: int = 60) -> float:
 @pytest.mark.parametrize(
     "case",
     [
-        (rc.Fifo(), count_partition),
-        (rc.Fifo(), take_64),
-        (rc.StalestFirst(), take_64),
-        (rc.Fifo(), expire_nothing),
+        *PROMISED,
         (rc.Uniform(), sample),
         (rc.Prioritized(), sample),
         (rc.Prioritized(), update_priorities),

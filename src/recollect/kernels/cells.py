@@ -22,22 +22,16 @@ from recollect.kernels.raw import (
 )
 
 
-@njit
-def _two_of_8(target, source, size):
-    copy_8(target, source)
-    copy_8(target + size - 8, source + size - 8)
+def _two_of(width, copy):
+    @njit
+    def two(target, source, size):
+        copy(target, source)
+        copy(target + size - width, source + size - width)
+
+    return two
 
 
-@njit
-def _two_of_16(target, source, size):
-    copy_16(target, source)
-    copy_16(target + size - 16, source + size - 16)
-
-
-@njit
-def _two_of_32(target, source, size):
-    copy_32(target, source)
-    copy_32(target + size - 32, source + size - 32)
+_two_of_8, _two_of_16, _two_of_32 = _two_of(8, copy_8), _two_of(16, copy_16), _two_of(32, copy_32)
 
 
 @njit

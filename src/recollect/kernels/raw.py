@@ -206,28 +206,23 @@ def store_bytes(target, source, size):
         copy_bytes(target, source, size)
 
 
-def _prefetch_to(writing):
-    @intrinsic
-    def prefetch(typing_context, address):
-        def generate(context, builder, signature, arguments):
-            byte_pointer = ir.IntType(8).as_pointer()
-            flag = ir.IntType(32)
-            function = cgutils.get_or_insert_function(
-                builder.module,
-                ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
-                "llvm.prefetch.p0",
-            )
-            place = builder.inttoptr(arguments[0], byte_pointer)
-            builder.call(function, [place, flag(writing), flag(3), flag(1)])
-            return context.get_dummy_value()
+@intrinsic
+def prefetch(typing_context, address):
+    """Ask for the cache line at an address; harmless where nothing is."""
 
-        return types.void(types.int64), generate
+    def generate(context, builder, signature, arguments):
+        byte_pointer = ir.IntType(8).as_pointer()
+        flag = ir.IntType(32)
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte_pointer, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        place = builder.inttoptr(arguments[0], byte_pointer)
+        builder.call(function, [place, flag(0), flag(3), flag(1)])
+        return context.get_dummy_value()
 
-    return prefetch
-
-
-prefetch = _prefetch_to(0)  # asks for the cache line at an address; harmless where nothing is
-prefetch_to_write = _prefetch_to(1)  # the same for a line that is written next
+    return types.void(types.int64), generate
 
 
 @intrinsic

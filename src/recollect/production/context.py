@@ -257,7 +257,7 @@ class Context:
             except JournalError as error:  # it is stored, and nobody knows whether it would survive
                 self.conditions.fail(error)
                 return
-            except RecollectError:  # closed, or leases hold all bytes: the source takes the prompt
+            except RecollectError:  # closed, or larger than all bytes: the source takes the prompt
                 pass
         self.room.give_back()
         self.prompts.give_back(prompt_of(group))
