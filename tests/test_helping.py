@@ -65,7 +65,8 @@ def test_the_other_thread_copies_while_this_one_holds_the_gil(two_cores):
         assert crew.job[layout.JOB_NEXT] > helping.PARTS  # all parts, by the other thread alone
     finally:
         sys.setswitchinterval(switching)
-    columns, _ = gathering.finish()
+    columns, _ = gathering.columns()
+    gathering.finish()
     check_whole(columns, lengths)
 
 
@@ -111,9 +112,60 @@ def test_who_finds_the_other_thread_copying_copies_alone(two_cores):
     owner = helping._crew._owner
     check_whole(table.sample(300), lengths)
     assert helping._crew._owner is owner
-    columns, _ = first.finish()
+    columns, _ = first.columns()
+    first.finish()
     check_whole(columns, lengths)
     assert helping._crew._owner is None
+
+
+class Late:
+    """A copy of which nothing is done before its end: what is read too early is wrong."""
+
+    shared = True
+
+    def __init__(self, kernels, arguments, values, held, *, worth):
+        self._copy, self._arguments, self._values = kernels.rows.gather_cells, arguments, values
+        for array, length in zip(values, arguments[4][:, -1], strict=True):
+            if length == len(array):
+                array.fill(77)
+
+    def finish(self):
+        self._copy(*self._arguments, id(self._values))
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masks", "no masks"])
+@pytest.mark.parametrize("version", [None, 3], ids=["no version", "a version"])
+@pytest.mark.parametrize("prompt", ["shared", "own", "none"])
+def test_groups_are_whole_however_late_their_tokens_are_copied(
+    monkeypatch, prompt, version, masked
+):
+    def group(number):
+        shared = np.full(0 if prompt == "none" else 3, number, np.int32)
+        rollouts = []
+        for place in range(3):
+            response = np.arange(5 + number + place, dtype=np.int32)
+            own = np.full(4, number + place, np.int32) if prompt == "own" and place else shared
+            mask = np.arange(response.size, dtype=np.int8) % 2 if masked else None
+            rollout = rc.Rollout(
+                own, response, logprobs=np.zeros(response.size, np.float32), loss_mask=mask,
+                reward=1.0, dispatch_version=2, finish_reason="stop",
+            )  # fmt: skip
+            rollouts.append(rollout)
+        return rc.Group(rollouts, prompt_ids=shared, group_id=f"g{number}", task="math")
+
+    groups = [group(number) for number in range(6)]
+    plain, late = (rc.RolloutBuffer(seed=0).sync for _ in range(2))
+    for one in groups:
+        plain.put(one, version=version)
+        late.put(one, version=version)
+    expected = plain.take_batch({"math": 6})
+    monkeypatch.setattr(rows, "SharedCopy", Late)
+    taken = late.take_batch({"math": 6})
+    assert taken.batch.equals(expected.batch)
+    assert taken.all == list(expected.all)
+    assert [len(each) for each in taken.batch["response_ids"].to_list()] == [
+        5 + number + place for number in range(6) for place in range(3)
+    ]
 
 
 def test_where_no_thread_can_be_made_one_copies_alone(two_cores, monkeypatch):
@@ -176,7 +228,8 @@ def test_a_process_that_forks_within_a_copy_finishes_it_twice(two_cores):
     for _ in range(5):
         gathering = begun(table, 300)
         child = os.fork()
-        columns, _ = gathering.finish()
+        columns, _ = gathering.columns()
+        gathering.finish()
         if child == 0:
             try:
                 check_whole(columns, lengths)

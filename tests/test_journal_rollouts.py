@@ -124,9 +124,10 @@ def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, 
     state["references"] = core.blobs._references
     keys = sorted(core.entries)
     state["entries"] = {
-        key: (e.group_id, e.task, e.rollout_ids, e.version, e.put_at, e.trained, e.blobs)
+        key: (e.group_id, e.task, e.version, e.put_at, e.trained, e.blobs)
         for key, e in sorted(core.entries.items())
     }
+    state["rollouts"] = core.stages.rows_of()
     state["groups"] = buffer.get(np.array(keys, np.uint64)) if keys else None
     state["lacks"] = {  # what somebody asked for by a claim is found out again when it is asked
         key: [cell for cell in core.entries[key].lacks if cell in core.needs] for key in keys

@@ -348,18 +348,36 @@ def gather(directory, locations, columns, list_id):
 
 @kernel("void(table, ints, table, ints, table, int8[:, ::1])")
 def measure(directory, locations, columns, varying, offsets, present):
-    """Offsets and presence of varying columns over rows: `varying` says which columns."""
-    for k in range(varying.size):
-        offsets[k, 0] = 0
-    for i in range(locations.size):
-        segment = locations[i] >> 32
-        record = _record(directory, locations[i])
+    """Offsets and presence of varying columns over rows: `varying` says which columns.
+
+    By blocks, column by column, as rows are gathered.
+    """
+    n = locations.size
+    records = np.empty(GATHERED, np.int64)
+    known = np.empty(GATHERED, np.int64)  # columns that there were when a row was written
+    offsets[:, 0] = 0
+    for start in range(0, n, GATHERED):
+        some = min(GATHERED, n - start)
+        fewest = columns.shape[0]
+        for i in range(some):
+            location = locations[start + i]
+            records[i] = _record(directory, location)
+            known[i] = directory[location >> 32, DIRECTORY_COLUMNS]
+            fewest = min(fewest, known[i])
+            if start + i + GATHERED < n:
+                prefetch(_record(directory, locations[start + i + GATHERED]))
         for k in range(varying.size):
-            length = np.int64(-1)
-            if varying[k] < directory[segment, DIRECTORY_COLUMNS]:
-                length = np.int64(int32_at(record + columns[varying[k], OFFSET])[1])
-            present[k, i] = length >= 0
-            offsets[k, i + 1] = offsets[k, i] + max(length, np.int64(0))
+            place = columns[varying[k], OFFSET] + 4
+            ends = int64_at(offsets[k].ctypes.data + 8 * start)
+            flags = int8_at(present[k].ctypes.data + start)
+            total = ends[0]
+            for i in range(some):
+                length = np.int64(-1)
+                if varying[k] < fewest or varying[k] < known[i]:
+                    length = np.int64(int32_at(records[i] + place)[0])
+                flags[i] = length >= 0
+                total += max(length, np.int64(0))
+                ends[i + 1] = total
 
 
 @inner("void(table, ints, table, ints, table, ints, int64, int64)")

@@ -119,7 +119,7 @@ class Filling:
         named = set(places.values())
         for place in sources:
             key, row = places[place]
-            ids = core.entries[key].rollout_ids
+            ids = core.stages.ids_of(key)
             for other, rollout_id in enumerate(ids):
                 if other != row and rollout_id == ids[row] and (key, other) not in named:
                     others.append((key, other, place))
@@ -277,7 +277,7 @@ def _places(core: Core, filling: Filling) -> dict[int, tuple[int, int]]:
         key = rows_of[rollout_id]
         if core.entries[key].trained:  # the archive keeps what was trained on
             continue
-        ids = core.entries[key].rollout_ids
+        ids = core.stages.ids_of(key)
         start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
         if rollout_id in ids[start:]:
             row = ids.index(rollout_id, start)

@@ -48,6 +48,7 @@ from recollect.rollouts.verbs import Verb
 from recollect.schema import Column, Rows
 from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
+from recollect.storage.chosen import MemoryChosen
 from recollect.storage.fields import parse_tags
 from recollect.table import LARGEST_CAPACITY, Table, WhereLike, _Insert
 from recollect.waiting import Blocked
@@ -262,7 +263,7 @@ class Core:
             return None
         self.entries[key] = entry
         self.by_id[entry.group_id] = key
-        self.stages.stored(key, entry)
+        self.stages.stored(key, entry, known.ids)
         self.accounts[task].put += 1
         if lacks:
             self.stages.came(key, entry, lacks)
@@ -368,7 +369,8 @@ class Core:
         self.entries[key] = entry
         self.by_id[group.group_id] = key
         entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
-        self.stages.stored(key, entry)
+        self.archived = self.archived or entry.trained
+        self.stages.stored(key, entry, encoded.ids)
         if encoded.blobs:
             if self.recorder is not None:
                 new = {n: blob for n, blob in encoded.blobs.items() if n not in self.blobs}
@@ -446,30 +448,41 @@ class Core:
         remove = self.storage.remove if hidden else self.storage.delete
         self.gone(remove(keys, keep), reason)
 
-    def gone(self, chosen: Chosen, reason: str, entries: list[Entry] | None = None) -> None:
-        """Groups have left the storage: forget them, count them, and tell who wants to know.
-
-        `entries` are theirs, where the caller has taken them out of the buffer's already.
-        """
+    def gone(self, chosen: Chosen, reason: str) -> None:
+        """Groups have left the storage: forget them, count them, and tell who wants to know."""
         keys = chosen.keys.tolist()
-        if entries is None:
-            entries = list(map(self.entries.pop, keys))
+        entries = list(map(self.entries.pop, keys))
+        self.forget(chosen, reason, keys, entries, tally(entries))
+
+    def forget(
+        self,
+        chosen: Chosen,
+        reason: str,
+        keys: list[int],
+        entries: list[Entry],
+        counts: Mapping[str, int],
+    ) -> None:
+        """The same, for groups whose entries are out already, and counted by task."""
         names = [entry.group_id for entry in entries]
         known = list(map(self.by_id.pop, names, keys))
         if known != keys:  # a group was put again since: that one stays
             stay = zip(names, known, keys, strict=True)
             self.by_id.update((name, now) for name, now, key in stay if now != key)
         self.stages.left(keys, entries)
-        self._count_and_tell(chosen, entries, reason)
+        self._count_and_tell(chosen, entries, counts, reason)
         if self.blobs:
             for entry in entries:
                 self.blobs.remove(entry.blobs)
         self.table._left(chosen.count, reason, chosen)
 
-    def _count_and_tell(self, chosen: Chosen, entries: list[Entry], reason: str) -> None:
+    def _count_and_tell(
+        self, chosen: Chosen, entries: list[Entry], counts: Mapping[str, int], reason: str
+    ) -> None:
         """Once for each group: what is in the archive was told of when it was confirmed."""
         kind = KIND_OF.get(reason, "discarded")
-        for task, count in tally([entry for entry in entries if not entry.trained]).items():
+        if self.archived:
+            counts = tally([entry for entry in entries if not entry.trained])
+        for task, count in counts.items():
             self.accounts[task].left[reason] += count
         if self.events.wants(kind):
             left = Left(chosen, self.blobs_of(entries))
@@ -483,8 +496,8 @@ class Core:
         entries = [self.entries[key] for key in keys.tolist()]
         for key, entry in zip(keys.tolist(), entries, strict=True):
             self.stages.went(key, entry)
-            self.stages.forget(key, entry)
-        self._count_and_tell(self.storage.get(keys, None), entries, reason)
+            self.stages.forget(key)
+        self._count_and_tell(self.storage.get(keys, None), entries, tally(entries), reason)
         for entry in entries:
             entry.trained = True
 
@@ -534,14 +547,18 @@ class Core:
         self, chosen: Chosen, step: int, blobs: Mapping[str, bytes], lease: Any = None
     ) -> Groups:
         """Chosen groups as one batch, with the mask of a train step. Needs no lock."""
-        batch = chosen.read(lease=lease)
+        copied = None
+        if isinstance(chosen, MemoryChosen):
+            batch, copied = chosen.open(lease=lease)
+        else:
+            batch = chosen.read(lease=lease)
         limits: Any = 0
         if self.rules.by_token:
             limits = np.array(
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],
                 np.int64,
             )
-        return finished(batch, limits, blobs, archive=self.archived)
+        return finished(batch, limits, blobs, copied, archive=self.archived)
 
     def get(self, keys: Any) -> Groups:
         keys = keys_of(keys)

@@ -59,6 +59,7 @@ class Known(NamedTuple):
     """A group of the common layout: what `store` needs beside the objects."""
 
     rollouts: list[Rollout]
+    ids: list[str]
     prompt: Any
     reason: str | None
     about: str | None
@@ -160,11 +161,11 @@ class Direct:
         }
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
-        entry = Entry(group_id, task, ids, counted, 0.0)
+        entry = Entry(group_id, task, counted, 0.0)
         stamp = NONE if version is None or sizes[HAS_VERSIONS] else version
         return Known(
-            rollouts, prompt, reason, text, stamp, lowest, each, found, sizes, fields, expires,
-            entry,
+            rollouts, ids, prompt, reason, text, stamp, lowest, each, found, sizes, fields,
+            expires, entry,
         )  # fmt: skip
 
     def store(self, known: Known, now: float) -> int | None:
@@ -175,13 +176,13 @@ class Direct:
 
         def write(place: Ints) -> bool:
             done: bool = kernel(
-                id(known.rollouts), id(known.prompt), id(entry.rollout_ids), id(known.reason),
+                id(known.rollouts), id(known.prompt), id(known.ids), id(known.reason),
                 id(entry.group_id), id(known.about), known.stamp, known.dispatch, known.each, rows,
                 shared, about, known.found, place,
             )  # fmt: skip
             return done
 
-        count = len(entry.rollout_ids)
+        count = len(known.ids)
         stored = sizes[GROUP_STORED], sizes[SHARED_STORED]
         payload = sizes[GROUP_PAYLOAD], sizes[SHARED_PAYLOAD]
         return self._inserts.insert(count, stored, payload, known.fields, now, write)

@@ -90,18 +90,14 @@ class Entry:
         "group_id",
         "lacks",
         "put_at",
-        "rollout_ids",
         "task",
         "trained",
         "version",
     )
 
-    def __init__(
-        self, group_id: str, task: str, rollout_ids: list[str], version: int, put_at: float
-    ) -> None:
+    def __init__(self, group_id: str, task: str, version: int, put_at: float) -> None:
         self.group_id = group_id
         self.task = task
-        self.rollout_ids = rollout_ids
         self.version = version
         self.put_at = put_at
         self.blobs: Sequence[str] = ()
@@ -121,8 +117,8 @@ class Encoded:
     """A group as it will be stored."""
 
     __slots__ = (
-        "arrays", "blobs", "columns", "count", "entry", "expires", "fields", "present", "shared",
-        "shared_present", "status", "version",
+        "arrays", "blobs", "columns", "count", "entry", "expires", "fields", "ids", "present",
+        "shared", "shared_present", "status", "version",
     )  # fmt: skip
 
     columns: list[Stored]
@@ -135,6 +131,7 @@ class Encoded:
     version: int  # -1: none
     expires: int
     fields: dict[str, Any]
+    ids: list[str]  # of the rollouts
     blobs: dict[str, bytes]
     entry: Entry
 
@@ -176,7 +173,7 @@ def _encode(
         raise Unfit("response_ids are not tokens")
     logprobs = per_token("logprobs", [r.logprobs for r in rollouts], lengths, offsets, FLOAT32)
     mask = per_token("loss_mask", [r.loss_mask for r in rollouts], lengths, offsets, INT8)
-    ids = [rollout.rollout_id for rollout in rollouts]
+    encoded.ids = ids = [rollout.rollout_id for rollout in rollouts]
     unique = set(ids)
     if "" in unique:
         raise Unfit("a rollout_id is empty")
@@ -224,7 +221,7 @@ def _encode(
             encoded.expires = min(encoded.expires, step + rule.token_threshold + 1)
     if status is Status.ARCHIVED:
         encoded.expires = NEVER
-    encoded.entry = Entry(group.group_id, group.task, ids, encoded.version, 0.0)
+    encoded.entry = Entry(group.group_id, group.task, encoded.version, 0.0)
     encoded.entry.blobs = tuple(encoded.blobs)
     encoded.fields = {
         "task": group.task,

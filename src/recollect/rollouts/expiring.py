@@ -321,11 +321,10 @@ def _start_again(core: Core, key: int) -> None:
     per_item = np.array([fresh.count], np.int32)
     core.storage.amend(keys, rows, per_item, np.array([gained], np.int64))
     table._effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
-    core.stages.forget(key, entry)
-    entry.rollout_ids = fresh.entry.rollout_ids
+    core.stages.forget(key)
     core.blobs.remove(set(entry.blobs) - set(fresh.entry.blobs))  # those of later segments
     entry.blobs = fresh.entry.blobs
-    core.stages.stored(key, entry)
+    core.stages.stored(key, entry, fresh.ids)
     _settle(core, keys, [fresh.status], np.array([fresh.version]), np.array([fresh.expires]))
 
 

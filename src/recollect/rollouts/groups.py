@@ -8,7 +8,7 @@ they are asked for, and their arrays are views into the batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -227,13 +227,19 @@ _pool = BufferPool(KEPT)
 
 
 def finished(
-    batch: Batch, limits: Ints | int, blobs: Mapping[str, bytes], *, archive: bool = True
+    batch: Batch,
+    limits: Ints | int,
+    blobs: Mapping[str, bytes],
+    copied: Callable[[], None] | None = None,
+    *,
+    archive: bool = True,
 ) -> Groups:
     """A batch as it was stored, made into what trains.
 
     `limits` is the lowest version whose tokens are fresh: one for all, or one per group. A rollout
     that was stored without a mask has one in the batch, and as an object only where some token
-    is stale: what is fresh may still grow. Without an `archive` no group can be archived.
+    is stale: what is fresh may still grow. Where tokens are still copied, `copied` waits for them.
+    Without an `archive` no group can be archived.
     """
     columns, present = batch.columns, batch.present
     response = columns["response_ids"]
@@ -252,6 +258,9 @@ def finished(
     masks = aging or np.count_nonzero(stored_mask) < rows
     masked = stored_mask
     if (spreads or masks) and offsets[-1]:
+        if copied is not None:
+            copied()
+            copied = None
         per_row = limits
         if not isinstance(limits, int):
             per_row = np.repeat(limits, np.diff(batch.info.row_offsets))
@@ -276,7 +285,12 @@ def finished(
         codes = columns["status"]
         assert isinstance(codes, np.ndarray)
         columns["status"] = np.where(archived, np.int8(ARCHIVED), codes)
-    return Groups(batch, masked, blobs)
+    groups = Groups(batch, masked, blobs)
+    if copied is not None:
+        if np.count_nonzero(present["own_prompt_ids"]) == 0:
+            groups._batch = visible(batch)
+        copied()
+    return groups
 
 
 def _between(batch: Batch, begin: int, end: int) -> Batch:

@@ -163,24 +163,20 @@ def restore_own(core: Core, own: Mapping[str, Any], blobs: Mapping[str, bytes]) 
     keys = np.sort(core.storage.find(None, None, visible=False))
     if not keys.size:
         return
-    names = ["rollout_id", "blobs", *_cells_of(core)]
+    names = ["blobs", *_cells_of(core)]
     batch = core.storage.get(keys, list(dict.fromkeys(names))).read(np.empty)
     shared, starts = batch.shared, batch.info.row_offsets.tolist()
-    ids: list[str] = batch.columns["rollout_id"].to_list()  # type: ignore[union-attr]
     group_ids: list[str] = shared.columns["group_id"].to_list()  # type: ignore[union-attr]
     versions = batch.info.version.tolist()
     put_at = _inserted_at(core, keys)
     for item, key in enumerate(keys.tolist()):
         first, last = starts[item], starts[item + 1]
-        entry = Entry(
-            group_ids[item], batch.info.task[item], ids[first:last], versions[item], put_at[item]
-        )
+        entry = Entry(group_ids[item], batch.info.task[item], versions[item], put_at[item])
         entry.trained = batch.info.status[item] == Status.ARCHIVED.value
         entry.blobs = tuple(_digests(batch, item, first, last))
         core.blobs.add({name: blobs[name] for name in entry.blobs})
         core.entries[key] = entry
         core.by_id[entry.group_id] = key
-        core.stages.stored(key, entry)
         if batch.info.status[item] == Status.COMPLETED.value:
             lacks = [
                 cell

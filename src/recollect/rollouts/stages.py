@@ -12,7 +12,7 @@ import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +78,9 @@ class Stages:
         # Below 0, so that none is taken for a lease, and from a random number on: a worker that
         # outlives the buffer does not settle a claim of somebody else on the next one.
         self._next_id = -(secrets.randbits(20) << 32) - 1
-        self._rows_of: dict[str, int] | None = None  # rollout id -> key; made when first needed
+        # Rollout id -> key, made when a cell is first filled, and the ids of each group since then.
+        self._rows_of: dict[str, int] | None = None
+        self._ids: dict[int, list[str]] = {}
         self._older: dict[str, list[int]] = {}  # keys of others that have it, the newest last
 
     @property
@@ -112,10 +114,11 @@ class Stages:
         for cell in lacks:
             self._queue(cell, entry.task)[key] = None
 
-    def stored(self, key: int, entry: Entry) -> None:
-        """Any group was stored."""
+    def stored(self, key: int, entry: Entry, ids: list[str]) -> None:
+        """Any group was stored, with a rollout in each row."""
         if self._rows_of is not None and not entry.trained:
-            for rollout_id in entry.rollout_ids:
+            self._ids[key] = ids
+            for rollout_id in ids:
                 other = self._rows_of.get(rollout_id, key)
                 if other != key:
                     self._older.setdefault(rollout_id, []).append(other)
@@ -132,12 +135,12 @@ class Stages:
         if self._queues or self._rows_of is not None:
             for key, entry in zip(keys, entries, strict=True):
                 self.went(key, entry)
-                self.forget(key, entry)
+                self.forget(key)
 
-    def forget(self, key: int, entry: Entry) -> None:
+    def forget(self, key: int) -> None:
         """The rollouts of a group are not there any more, or nobody fills their cells."""
         if self._rows_of is not None:
-            for rollout_id in entry.rollout_ids:
+            for rollout_id in self._ids.pop(key, ()):
                 if self._older and rollout_id in self._older:
                     self._uncover(rollout_id, key)
                 elif self._rows_of.get(rollout_id) == key:
@@ -158,9 +161,20 @@ class Stages:
         """The key of the group that has a rollout, by rollout id; made when first asked for."""
         if self._rows_of is None:
             self._rows_of = {}
-            for key, entry in self._core.entries.items():
-                self.stored(key, entry)
+            core = self._core
+            keys = [key for key, entry in core.entries.items() if not entry.trained]
+            if keys:
+                chosen = core.storage.get(np.array(keys, np.uint64), ["rollout_id"])
+                batch = chosen.read(np.empty)
+                ids: list[str] = batch.columns["rollout_id"].to_list()  # type: ignore[union-attr]
+                starts = batch.info.row_offsets.tolist()
+                for key, (first, last) in zip(keys, pairwise(starts), strict=True):
+                    self.stored(key, core.entries[key], ids[first:last])
         return self._rows_of
+
+    def ids_of(self, key: int) -> list[str]:
+        """The rollout in each row of a group that `rows_of` found."""
+        return self._ids[key]
 
     def missing_in(self, task: str) -> str:
         """What a message says of the completed groups of a task that are not ready; "" if none."""

@@ -126,7 +126,8 @@ class Taking:
         entries = list(map(core.entries.__getitem__ if hide else core.entries.pop, keys))
         blobs = core.blobs_of(entries)
         table._counts.samples += len(keys)
-        for task, count in tally(entries).items():
+        counts = tally(entries)
+        for task, count in counts.items():
             core.accounts.took(task, count)
         step = core.train_step if train_step is None else train_step
         held = None
@@ -136,7 +137,7 @@ class Taking:
         elif keys and told:
             core.remove(chosen.keys, "taken", hidden=True)
         elif keys:
-            core.gone(chosen, "taken", entries)
+            core.forget(chosen, "taken", keys, entries, counts)
         return chosen, step, blobs, held
 
     def _choose(self, shares: Mapping[str, tuple[int, Where | None]], *, hide: bool) -> Chosen:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-import sys
 import threading
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def _rounded(size: int) -> int:
 def _references_of_unused() -> int:
     """What getrefcount says of a buffer that only a list refers to, asked in the same way."""
     pool = [np.empty(0, np.uint8)]
-    return sys.getrefcount(pool[0])
+    return getrefcount(pool[0])
 
 
 class BufferPool:
@@ -79,11 +79,18 @@ class BufferPool:
     def bytes(self, size: int) -> Bytes:
         """A buffer of at least `size` bytes, at most twice as large; new, or one that was kept."""
         with self._lock:
-            for place in range(len(self._buffers)):
-                fits = size <= self._buffers[place].size <= 2 * size
-                if fits and sys.getrefcount(self._buffers[place]) == self._unused:
-                    return self._buffers.pop(place)
+            place = self._free(size)
+            if place >= 0:
+                return self._buffers.pop(place)
         return _fresh(size)
+
+    def _free(self, size: int) -> int:
+        """Where a buffer that fits and is free is, -1 where there is none."""
+        buffers, unused = self._buffers, self._unused
+        for place in range(len(buffers)):
+            if size <= buffers[place].size <= 2 * size and getrefcount(buffers[place]) == unused:
+                return place
+        return -1
 
     def keep(self, buffer: Bytes) -> None:
         """Hand a buffer out again once it is free, if there is room for it in the pool."""
@@ -94,7 +101,7 @@ class BufferPool:
             place = 0
             most = self.most + (self.lent if buffer.size >= LARGE else 0)
             while total > most and place < len(self._buffers):
-                if sys.getrefcount(self._buffers[place]) == self._unused:
+                if getrefcount(self._buffers[place]) == self._unused:
                     total -= self._buffers[place].size
                     del self._buffers[place]
                 else:
@@ -108,6 +115,11 @@ class BufferPool:
         size = dtype.itemsize * math.prod(shape)
         if size < LARGE:
             return np.empty(shape, dtype)
-        buffer = self.bytes(_rounded(size))
+        size = _rounded(size)
+        with self._lock:
+            place = self._free(size)
+            if place >= 0:
+                return np.ndarray(shape, dtype, self._buffers[place])
+        buffer = _fresh(size)
         self.keep(buffer)
         return np.ndarray(shape, dtype, buffer)

@@ -86,6 +86,17 @@ class MemoryChosen:
 
     def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
         """Copy the payload; needs no lock."""
+        batch, finish = self.open(allocate, lease)
+        if finish is not None:
+            finish()
+        return batch
+
+    def open(
+        self, allocate: Allocate | None = None, lease: Any = None
+    ) -> tuple[Batch, Callable[[], None] | None]:
+        """What `read` returns; and where another thread still copies cells that vary, a call that
+        copies with it and waits. Until then nobody may read these cells.
+        """
         allocate = self._allocate if allocate is None else allocate
         gathering = self._reader.begin(allocate, self.columns)
         shared = shared_present = None
@@ -104,8 +115,12 @@ class MemoryChosen:
             "times_sampled": ints[TIMES],
         }
         info = Info(arrays, self.table_size, lease, later)
-        columns, present = gathering.finish()
-        return Batch._make(columns, info, shared, present, shared_present)
+        columns, present = gathering.columns()
+        batch = Batch._make(columns, info, shared, present, shared_present)
+        if gathering.shared:
+            return batch, gathering.finish
+        gathering.finish()
+        return batch, None
 
 
 def joined(parts: Sequence[MemoryChosen]) -> MemoryChosen:

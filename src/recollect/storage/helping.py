@@ -62,6 +62,11 @@ class SharedCopy:
                 crew.held = arguments, values, held, targets
                 kernels.helping.begin(crew.job, *arguments, id(values), targets, PARTS)
 
+    @property
+    def shared(self) -> bool:
+        """Whether the other thread has it too."""
+        return self._crew is not None
+
     def finish(self) -> None:
         """Copy what is left, and wait for what is not."""
         crew, self._crew = self._crew, None

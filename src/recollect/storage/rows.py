@@ -83,14 +83,19 @@ class Directory(NamedTuple):
     buffers: tuple[NDArray[np.uint8] | None, ...]
 
 
-class Cell(NamedTuple):
-    """What a reader must know of one varying column."""
+class Cell:
+    """What a reader must know of one varying column, looked up once."""
 
-    name: str
-    place: int  # among the columns that are read
-    column: Column
-    element: np.dtype[Any]
-    nothing: Array  # what is handed out where no row has anything
+    __slots__ = ("element", "kind", "name", "nothing", "optional", "place", "ragged", "shape",
+                 "size")  # fmt: skip
+
+    def __init__(self, name: str, place: int, column: Column) -> None:
+        self.name = name
+        self.place = place  # among the columns that are read
+        self.ragged, self.optional = column.ragged, column.optional
+        self.kind: Any = column.kind
+        self.shape, self.element, self.size = column.shape, column.element, column.size
+        self.nothing = np.empty((0, *self.shape), self.element)  # the values where no row has any
 
 
 class Reading:
@@ -110,13 +115,7 @@ class Reading:
             if not column.ragged and not column.optional
         ]
         self.varying = [
-            Cell(
-                names[place],
-                place,
-                column,
-                column.element,
-                np.empty((0, *column.shape), column.element),
-            )
+            Cell(names[place], place, column)
             for place, column in enumerate(columns)
             if column.ragged or column.optional
         ]
@@ -499,7 +498,10 @@ class Reader:
         self, allocate: Allocate, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
         """Copy the rows into new columns; also, for optional columns, which cells are present."""
-        return self.begin(allocate, names).finish()
+        gathering = self.begin(allocate, names)
+        gathered = gathering.columns()
+        gathering.finish()
+        return gathered
 
     def begin(self, allocate: Allocate, names: Sequence[str] | None = None) -> Gathering:
         """Find out what `gather` copies, and have another thread begin with it if it is much."""
@@ -539,7 +541,7 @@ class Reader:
         fixed = sum(self._columns[place].size for place, _, _ in reading.fixed)
         if not reading.varying:
             return np.full(len(self._locations), fixed, np.int64)
-        sizes = np.array([cell.column.size for cell in reading.varying], np.int64)
+        sizes = np.array([cell.size for cell in reading.varying], np.int64)
         offsets, _ = self._measure(reading, self._locations)
         total: Ints = fixed + sizes @ np.diff(offsets)
         return total
@@ -585,38 +587,48 @@ class Gathering:
         values: list[Array] = []
         nbytes = 0
         for cell, length in zip(reading.varying, offsets[:, -1].tolist(), strict=True):
-            if length == 0 and cell.column.ragged:
-                values.append(cell.nothing)
-            elif cell.column.ragged:
-                values.append(allocate((length, *cell.column.shape), cell.element))
+            if not cell.ragged:
+                array = allocate((len(locations), *cell.shape), cell.element)
+                array.fill(0)
+            elif length:
+                array = allocate((length, *cell.shape), cell.element)
             else:
-                values.append(allocate((len(locations), *cell.column.shape), cell.element))
-                values[-1].fill(0)
-            nbytes += values[-1].nbytes
+                array = cell.nothing
+            nbytes += array.nbytes
+            values.append(array)
         arguments = (self._directory.entries, locations, reading.whole, reading.numbers, offsets)
         self._copying = SharedCopy(
             self._kernels, arguments, values, self._directory, worth=nbytes >= MANY_CELLS
         )
+        arrays, present = self._arrays, self._present
         flags_of = flags.view(np.bool_)
         for number, cell in enumerate(reading.varying):
             column: Any = values[number]
-            if cell.column.ragged:
-                column = Ragged._make(column, offsets[number], cell.column.kind)  # type: ignore[arg-type]
-            self._arrays[cell.place] = column
-            if cell.column.optional:
-                self._present[cell.name] = flags_of[number]
+            if cell.ragged:
+                column = Ragged._make(column, offsets[number], cell.kind)
+            arrays[cell.place] = column
+            if cell.optional:
+                present[cell.name] = flags_of[number]
 
-    def finish(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
-        """Copy what is left to copy; what `Reader.gather` returns."""
+    def columns(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
+        """What `Reader.gather` returns; the cells that vary are complete after `finish`."""
         reading, arrays, count = self._reading, self._arrays, len(self._locations)
         for place, shape, dtype in reading.fixed:
             arrays[place] = self._allocate((count, *shape), dtype)
         if reading.fixed:
             entries = self._directory.entries
             self._kernels.rows.gather(entries, self._locations, reading.table, id(arrays))
+        return dict(zip(reading.names, arrays, strict=True)), self._present or None
+
+    @property
+    def shared(self) -> bool:
+        """Whether another thread copies, so that it is worth to do something else meanwhile."""
+        return self._copying is not None and self._copying.shared
+
+    def finish(self) -> None:
+        """Copy what is left to copy."""
         if self._copying is not None:
             self._copying.finish()
-        return dict(zip(reading.names, arrays, strict=True)), self._present or None
 
 
 def _cell_of(column: Column) -> int:
