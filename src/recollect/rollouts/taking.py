@@ -20,6 +20,7 @@ from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.verbs import Verb
 from recollect.storage.base import Chosen, Where
+from recollect.storage.chosen import MemoryChosen
 from recollect.storage.fields import ABSENT_INT, check_priority
 from recollect.table import WhereLike, _selected
 from recollect.waiting import Blocked
@@ -122,6 +123,8 @@ class Taking:
         told = bool(table._effects.followers) or core.events.wants("taken")
         hide = span is not None or told  # who is told holds only what it reads: see `remove`
         chosen = self._choose(shares, hide=hide)
+        if isinstance(chosen, MemoryChosen):
+            chosen.begin()  # tokens are copied while groups are counted
         keys = chosen.keys.tolist()
         entries = list(map(core.entries.__getitem__ if hide else core.entries.pop, keys))
         blobs = core.blobs_of(entries)
@@ -193,6 +196,8 @@ class Taking:
             if here < n:
                 return Blocked(f"needs {many(n, 'group')}, has {here} ready", n - here)
             chosen = core.storage.sample(table._sampler, n, bound, False, table._sample_calls)
+            if isinstance(chosen, MemoryChosen):
+                chosen.begin()
             table._counts.samples += n
             table._sample_calls += 1
             if core.recorder is not None:

@@ -14,7 +14,7 @@ from recollect.info import Info
 from recollect.kernels import layout
 from recollect.storage.fields import FieldArray
 from recollect.storage.items import Items
-from recollect.storage.rows import Allocate, Reader, RowStore
+from recollect.storage.rows import Allocate, Gathering, Reader, RowStore
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,8 +33,8 @@ class MemoryChosen:
     """Some items, as of the moment they were chosen. `pin` must come before `read`."""
 
     __slots__ = (
-        "_allocate", "_later", "_reader", "_rows", "_shared", "columns", "count", "floats", "ints",
-        "left", "table_size", "worn",
+        "_allocate", "_begun", "_later", "_reader", "_rows", "_shared", "columns", "count",
+        "floats", "ints", "left", "table_size", "worn",
     )  # fmt: skip
 
     def __init__(self, ints: Ints, floats: Floats, count: int, left: int = 0) -> None:
@@ -44,6 +44,7 @@ class MemoryChosen:
         self.left = left
         self.worn: MemoryChosen | None = None
         self.columns: Sequence[str] | None = None
+        self._begun: Gathering | None = None
 
     @property
     def keys(self) -> Keys:
@@ -84,6 +85,10 @@ class MemoryChosen:
         if self._shared is not None:
             self._shared.narrow()
 
+    def begin(self) -> None:
+        """Have another thread begin with what `open` goes on with: for who has more to do first."""
+        self._begun = self._reader.begin(self._allocate, self.columns)
+
     def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
         """Copy the payload; needs no lock."""
         batch, finish = self.open(allocate, lease)
@@ -97,8 +102,12 @@ class MemoryChosen:
         """What `read` returns; and where another thread still copies cells that vary, a call that
         copies with it and waits. Until then nobody may read these cells.
         """
-        allocate = self._allocate if allocate is None else allocate
-        gathering = self._reader.begin(allocate, self.columns)
+        gathering = None
+        if allocate is None:
+            gathering, self._begun = self._begun, None
+            allocate = self._allocate
+        if gathering is None:
+            gathering = self._reader.begin(allocate, self.columns)
         shared = shared_present = None
         if self._shared is not None:
             shared, shared_present = self._shared.gather(allocate)
