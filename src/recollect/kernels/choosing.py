@@ -103,10 +103,13 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
     if x[KIND] == UNIFORM:
         members = int32_at(x[A_MEMBERS])
         count = x[COUNT]
+        for i in range(n):  # one after the other: what is read in a loop was asked for before it
+            chosen[i] = next_below(random, count)
+            prefetch(x[A_MEMBERS] + 4 * chosen[i])
         for i in range(n):
-            chosen[i] = members[next_below(random, count)]
+            chosen[i] = members[chosen[i]]
             prefetch(items[A_RECORD] + 32 * chosen[i])
-            probability[i] = 1.0 / count
+        probability[:n] = 1.0 / count
         items[VISITS] += n
         return
     address = x[A_TREE]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import carray, types
 
 from recollect.kernels.compile import inner, kernel
@@ -33,7 +34,7 @@ from recollect.kernels.layout import (
     JOB_WITHIN,
 )
 from recollect.kernels.raw import atomic_add, atomic_and, atomic_or, int64_pointer
-from recollect.kernels.rows import copy_varying, data_of_all
+from recollect.kernels.rows import copy_fixed, copy_varying, data_of_all
 
 sem_init: Any = types.ExternalFunction("sem_init", types.intc(types.intp, types.intc, types.uintc))
 sem_post: Any = types.ExternalFunction("sem_post", types.intc(types.intp))
@@ -49,20 +50,23 @@ def _address(job, word):
 @inner("void(ints)")
 def _work(job):
     """Copy one part after the other, until all are handed out."""
-    rows, cells = job[JOB_ROWS], job[JOB_CELLS]
+    rows, cells, fixed = job[JOB_ROWS], max(job[JOB_CELLS], np.int64(0)), job[JOB_CELLS] < 0
     directory = carray(int64_pointer(job[JOB_DIRECTORY]), (job[JOB_SEGMENTS], DIRECTORY_BLOCK))
     locations = carray(int64_pointer(job[JOB_LOCATIONS]), (rows,))
     columns = carray(int64_pointer(job[JOB_COLUMNS]), (job[JOB_WHOLE], COLUMN_BLOCK))
     varying = carray(int64_pointer(job[JOB_VARYING]), (cells,))
     offsets = carray(int64_pointer(job[JOB_OFFSETS]), (cells, rows + 1))
-    targets = carray(int64_pointer(job[JOB_TARGETS]), (cells,))
+    targets = carray(int64_pointer(job[JOB_TARGETS]), (job[JOB_WHOLE] if fixed else cells,))
     parts = job[JOB_PARTS]
     while True:
         part = atomic_add(_address(job, JOB_NEXT), 1)
         if part >= parts:
             return
         first, last = rows * part // parts, rows * (part + 1) // parts
-        copy_varying(directory, locations, columns, varying, offsets, targets, first, last)
+        if fixed:
+            copy_fixed(directory, locations, columns, targets, first, last)
+        else:
+            copy_varying(directory, locations, columns, varying, offsets, targets, first, last)
 
 
 @kernel("void(ints)", nogil=True)
@@ -83,18 +87,32 @@ def serve(job):
         atomic_add(_address(job, JOB_WITHIN), -1)
 
 
-@kernel("void(ints, table, ints, table, ints, table, int64, ints, int64)", nogil=False)
-def begin(job, directory, locations, columns, varying, offsets, list_id, targets, parts):
-    """Open a job, which is `gather_cells` in parts, and call the other thread."""
-    data_of_all(list_id, targets)
+@inner("void(ints, table, ints, table, ints, int64)")
+def _open(job, directory, locations, columns, targets, parts):
+    """Open a job whose cells are told, and call the other thread."""
     job[JOB_NEXT], job[JOB_PARTS], job[JOB_ROWS] = 0, parts, locations.size
     job[JOB_DIRECTORY], job[JOB_SEGMENTS] = directory.ctypes.data, directory.shape[0]
     job[JOB_COLUMNS], job[JOB_WHOLE] = columns.ctypes.data, columns.shape[0]
-    job[JOB_VARYING], job[JOB_CELLS] = varying.ctypes.data, varying.size
-    job[JOB_LOCATIONS], job[JOB_OFFSETS] = locations.ctypes.data, offsets.ctypes.data
-    job[JOB_TARGETS] = targets.ctypes.data
+    job[JOB_LOCATIONS], job[JOB_TARGETS] = locations.ctypes.data, targets.ctypes.data
     atomic_and(_address(job, JOB_WITHIN), JOB_CLOSED - 1)
     sem_post(_address(job, JOB_SEMAPHORE))
+
+
+@kernel("void(ints, table, ints, table, ints, table, int64, ints, int64)", nogil=False)
+def begin_cells(job, directory, locations, columns, varying, offsets, list_id, targets, parts):
+    """Begin a job that is `gather_cells` in parts."""
+    data_of_all(list_id, targets)
+    job[JOB_VARYING], job[JOB_CELLS] = varying.ctypes.data, varying.size
+    job[JOB_OFFSETS] = offsets.ctypes.data
+    _open(job, directory, locations, columns, targets, parts)
+
+
+@kernel("void(ints, table, ints, table, int64, ints, int64)", nogil=False)
+def begin_rows(job, directory, locations, columns, list_id, targets, parts):
+    """Begin a job that is `gather` in parts."""
+    data_of_all(list_id, targets)
+    job[JOB_CELLS] = -1
+    _open(job, directory, locations, columns, targets, parts)
 
 
 @kernel("void(ints, boolean)", nogil=True)

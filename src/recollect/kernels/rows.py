@@ -284,46 +284,51 @@ def _ask(directory, locations, i, first, width):
     return record
 
 
-@inner("void(table, ints, table, int64, int64)")
-def _gather_narrow(directory, locations, columns, objects_id, width):
+@inner("void(int64, ints)")
+def data_of_all(list_id, targets):
+    """The data addresses of the arrays in a list; of what is no array, a number of no meaning."""
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    for k in range(targets.size):
+        targets[k] = data_of(objects[k])
+
+
+@inner("void(table, ints, table, ints, int64, int64, int64)")
+def _gather_narrow(directory, locations, columns, targets, width, begin, end):
     """By blocks, column by column, while the lines of the next block are on their way: one with
     each column, because a processor that is asked for many at once waits. What follows the last
     block is asked for too, wherever that may be: nobody reads it.
     """
-    objects = int64_at(objects_id)
-    n, count = locations.size, columns.shape[0]
+    count = columns.shape[0]
     records = np.empty(GATHERED, np.int64)
     following = np.empty(GATHERED, np.int64)
-    for i in range(min(GATHERED, n)):
-        following[i] = _ask(directory, locations, i, 0, width)
-    for start in range(0, n, GATHERED):
+    for i in range(min(GATHERED, end - begin)):
+        following[i] = _ask(directory, locations, begin + i, 0, width)
+    for start in range(begin, end, GATHERED):
         stop = start + GATHERED
         records, following = following, records
-        for i in range(stop, min(stop + GATHERED, n)):
+        for i in range(stop, min(stop + GATHERED, end)):
             following[i - stop] = _ask(directory, locations, i, count, width)
         for c in range(count):
             if columns[c, CELL] == FIXED:
                 offset, size = columns[c, OFFSET], columns[c, SIZE]
-                target = data_of(objects[c]) + start * size
+                target = targets[c] + start * size
                 line = min(64 * c, width - 1)
-                some = min(GATHERED, n - start)
+                some = min(GATHERED, end - start)
                 collect_cells(target, records, offset, size, some, following, line)
 
 
-@inner("void(table, ints, table, int64, int64)")
-def _gather_wide(directory, locations, columns, objects_id, width):
+@inner("void(table, ints, table, ints, int64, int64, int64)")
+def _gather_wide(directory, locations, columns, targets, width, begin, end):
     """Row by row. More than a cache could hold goes past it."""
-    objects = int64_at(objects_id)
-    n = locations.size
-    streams = n * width >= STREAMED
-    for i in range(n):
-        if i + GATHERED < n:
+    streams = locations.size * width >= STREAMED
+    for i in range(begin, end):
+        if i + GATHERED < end:
             _ask(directory, locations, i + GATHERED, 0, width)
         record = _record(directory, locations[i])
         for c in range(columns.shape[0]):
             if columns[c, CELL] == FIXED:
                 size = columns[c, SIZE]
-                target = data_of(objects[c]) + i * size
+                target = targets[c] + i * size
                 if streams:
                     store_bytes(target, record + columns[c, OFFSET], size)
                 else:
@@ -332,18 +337,25 @@ def _gather_wide(directory, locations, columns, objects_id, width):
         fence()
 
 
-@kernel("void(table, ints, table, int64)")
-def gather(directory, locations, columns, list_id):
-    """Copy the fixed columns of rows, each into the array at its place in a list."""
+@inner("void(table, ints, table, ints, int64, int64)")
+def copy_fixed(directory, locations, columns, targets, begin, end):
+    """Copy the fixed columns of the rows [begin, end), each to its target."""
     width = np.int64(0)
     for c in range(columns.shape[0]):
         if columns[c, CELL] == FIXED:
             width = max(width, columns[c, OFFSET] + columns[c, SIZE])
-    objects_id = int64_at(list_id + LIST_ITEMS)[0]
     if width <= NARROW:
-        _gather_narrow(directory, locations, columns, objects_id, width)
+        _gather_narrow(directory, locations, columns, targets, width, begin, end)
     else:
-        _gather_wide(directory, locations, columns, objects_id, width)
+        _gather_wide(directory, locations, columns, targets, width, begin, end)
+
+
+@kernel("void(table, ints, table, int64)")
+def gather(directory, locations, columns, list_id):
+    """Copy the fixed columns of rows, each into the array at its place in a list."""
+    targets = np.empty(columns.shape[0], np.int64)
+    data_of_all(list_id, targets)
+    copy_fixed(directory, locations, columns, targets, 0, locations.size)
 
 
 @kernel("void(table, ints, table, ints, table, int8[:, ::1])")
@@ -411,14 +423,6 @@ def copy_varying(directory, locations, columns, varying, offsets, targets, begin
                 copy_bytes(target, source, size)
     if streams:
         fence()
-
-
-@inner("void(int64, ints)")
-def data_of_all(list_id, targets):
-    """The data addresses of the arrays in a list."""
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for k in range(targets.size):
-        targets[k] = data_of(objects[k])
 
 
 @kernel("void(table, ints, table, ints, table, int64)")

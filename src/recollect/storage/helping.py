@@ -33,13 +33,14 @@ _busy_comparing = threading.Lock()
 
 # -- copies ---------------------------------------------------------------------------------------
 class SharedCopy:
-    """Cells that two threads copy: the other one from now on, this one in `finish`.
+    """Rows that two threads copy: the other one from now on, this one in `finish`.
 
-    `arguments` and `values` are what `kernels.rows.gather_cells` takes, `held` is what they point
-    into. Where it is not worth the while, or the other thread is busy, this one copies alone.
+    `arguments` and `values` are what a kernel takes, `gather_cells` or `gather`, and `held` is what
+    they point into. Where it is not worth the while, or the other thread is busy, this one copies
+    alone.
     """
 
-    __slots__ = ("__weakref__", "_arguments", "_crew", "_kernels", "_values")
+    __slots__ = ("__weakref__", "_alone", "_arguments", "_crew", "_values")
 
     def __init__(
         self,
@@ -49,9 +50,10 @@ class SharedCopy:
         held: object,
         *,
         worth: bool,
+        cells: bool = True,
     ) -> None:
         self._crew: _Crew | None = None
-        self._kernels = kernels
+        self._alone = kernels.rows.gather_cells if cells else kernels.rows.gather
         self._arguments = arguments
         self._values = values
         if worth:
@@ -60,7 +62,8 @@ class SharedCopy:
                 self._crew = crew
                 targets = np.empty(len(values), np.int64)
                 crew.held = arguments, values, held, targets
-                kernels.helping.begin(crew.job, *arguments, id(values), targets, PARTS)
+                begin = kernels.helping.begin_cells if cells else kernels.helping.begin_rows
+                begin(crew.job, *arguments, id(values), targets, PARTS)
 
     @property
     def shared(self) -> bool:
@@ -71,7 +74,7 @@ class SharedCopy:
         """Copy what is left, and wait for what is not."""
         crew, self._crew = self._crew, None
         if crew is None or crew is not _crew:  # the other thread did not come along into a fork
-            self._kernels.rows.gather_cells(*self._arguments, id(self._values))
+            self._alone(*self._arguments, id(self._values))
         else:
             crew.end(help_first=True)
 

@@ -35,6 +35,7 @@ SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
 SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
 MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
+MANY_ROWS = 256 << 10  # of rows, which lie anywhere: each waits for memory
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 
 
@@ -101,7 +102,7 @@ class Cell:
 class Reading:
     """Which columns are read, worked out once for all readers: the columns of a store, or some."""
 
-    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole")
+    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
 
     def __init__(
         self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
@@ -119,6 +120,7 @@ class Reading:
             for place, column in enumerate(columns)
             if column.ragged or column.optional
         ]
+        self.width = sum(columns[place].size for place, _, _ in self.fixed)
         self.numbers = np.array([places[cell.place] for cell in self.varying], np.int64)
 
 
@@ -513,6 +515,8 @@ class Reader:
         gathering = Gathering(self._kernels, self._directory, reading, locations, allocate)
         if reading.varying:
             gathering.begin(*self._measure(reading, locations))
+        elif locations.size * reading.width >= MANY_ROWS:
+            gathering.begin_rows()
         return gathering
 
     def collect(
@@ -610,14 +614,25 @@ class Gathering:
             if cell.optional:
                 present[cell.name] = flags_of[number]
 
-    def columns(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
-        """What `Reader.gather` returns; the cells that vary are complete after `finish`."""
-        reading, arrays, count = self._reading, self._arrays, len(self._locations)
-        for place, shape, dtype in reading.fixed:
+    def begin_rows(self) -> None:
+        """Make columns that are all fixed; somebody begins to copy them."""
+        arguments = self._make_fixed()
+        self._copying = SharedCopy(
+            self._kernels, arguments, self._arrays, self._directory, worth=True, cells=False
+        )
+
+    def _make_fixed(self) -> tuple[Ints, Ints, Ints]:
+        """Make the fixed columns; returns what `gather` takes to fill them."""
+        arrays, count = self._arrays, len(self._locations)
+        for place, shape, dtype in self._reading.fixed:
             arrays[place] = self._allocate((count, *shape), dtype)
-        if reading.fixed:
-            entries = self._directory.entries
-            self._kernels.rows.gather(entries, self._locations, reading.table, id(arrays))
+        return self._directory.entries, self._locations, self._reading.table
+
+    def columns(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
+        """What `Reader.gather` returns, complete after `finish`."""
+        reading, arrays = self._reading, self._arrays
+        if reading.fixed and arrays[reading.fixed[0][0]] is None:
+            self._kernels.rows.gather(*self._make_fixed(), id(arrays))
         return dict(zip(reading.names, arrays, strict=True)), self._present or None
 
     @property
