@@ -103,7 +103,14 @@ def _watched(table: Any) -> Iterator[dict[str, list[float]]]:
     spent: dict[str, list[float]] = {}
     storage = table._storage
     places = [(storage, "_choose", "choose")]
-    for name in ("find_slots", "range_of", "write_priorities", "arrange", "recycle"):
+    for name in (
+        "find_slots",
+        "update_priorities",
+        "range_of",
+        "write_priorities",
+        "arrange",
+        "recycle",
+    ):
         places.append((storage._kernels.items, name, name))
     for name in ("rows_that_fit", "append_fixed", "gather"):
         places.append((storage._kernels.rows, name, name))
