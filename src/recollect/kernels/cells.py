@@ -17,6 +17,7 @@ from recollect.kernels.raw import (
     copy_8,
     copy_16,
     copy_32,
+    copy_64,
     copy_bytes,
     prefetch,
 )
@@ -35,9 +36,14 @@ _two_of_8, _two_of_16, _two_of_32 = _two_of(8, copy_8), _two_of(16, copy_16), _t
 
 
 @njit
-def _three_of_32(target, source, size):
-    copy_32(target, source)
-    copy_32(target + 32, source + 32)
+def _64_and_8(target, source, size):
+    copy_64(target, source)
+    copy_8(target + size - 8, source + size - 8)
+
+
+@njit
+def _64_and_32(target, source, size):
+    copy_64(target, source)
     copy_32(target + size - 32, source + size - 32)
 
 
@@ -65,9 +71,12 @@ def copy_cells(target, step, source, pitch, size, n):
     elif 32 < size <= 64:
         for i in range(n):
             _two_of_32(target + i * step, source + i * pitch, size)
-    elif 64 < size <= 96:
+    elif 64 < size <= 72:
         for i in range(n):
-            _three_of_32(target + i * step, source + i * pitch, size)
+            _64_and_8(target + i * step, source + i * pitch, size)
+    elif 72 < size <= 96:
+        for i in range(n):
+            _64_and_32(target + i * step, source + i * pitch, size)
     else:
         for i in range(n):
             copy_bytes(target + i * step, source + i * pitch, size)
@@ -107,9 +116,13 @@ def collect_cells(target, records, offset, size, n, following, line):
         for i in range(n):
             _two_of_32(target + i * size, records[i] + offset, size)
             prefetch(following[i] + line)
-    elif 64 < size <= 96:
+    elif 64 < size <= 72:
         for i in range(n):
-            _three_of_32(target + i * size, records[i] + offset, size)
+            _64_and_8(target + i * size, records[i] + offset, size)
+            prefetch(following[i] + line)
+    elif 72 < size <= 96:
+        for i in range(n):
+            _64_and_32(target + i * size, records[i] + offset, size)
             prefetch(following[i] + line)
     else:
         for i in range(n):

@@ -7,6 +7,7 @@ nothing: the storage has made room in every array, and knows that enough items a
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
 from recollect.kernels.choosing import (
     choose_distinct,
@@ -96,13 +97,18 @@ from recollect.kernels.layout import (
 from recollect.kernels.orders import nbytes_of, rows_of
 from recollect.kernels.power import power
 from recollect.kernels.raw import (
+    bits_of,
     float64_at,
+    float64_pointer,
     int8_at,
     int32_at,
+    int32_pointer,
     int64_at,
+    int64_pointer,
     prefetch,
     uint64_at,
 )
+from recollect.kernels.rows import lay_rows
 from recollect.kernels.tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
@@ -114,6 +120,8 @@ SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
 ASKED = 512  # items whose rows a cache can hold until they are copied
+RUN = 8  # items in a row that are replaced together
+LATER = 128  # items between a run and what is asked for meanwhile
 AHEAD = 24  # items between a prefetch and its use
 
 
@@ -194,7 +202,7 @@ def _hash_remove(items, slot):
 @inner("int64(ints, uint64)")
 def _home(items, key):
     """The slot that a key takes where it can: keys in a row stand in slots in a row."""
-    return np.int64(key & np.uint64(COUNTER_MASK)) % items[SLOTS]
+    return np.int64((key & np.uint64(COUNTER_MASK)) % np.uint64(items[SLOTS]))
 
 
 @inner("int64(ints, uint64)")
@@ -578,15 +586,68 @@ def list_free(records, first, free):
         slot = records[4 * slot + KEY] & 0xFFFFFFFF
 
 
-@kernel("void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints)")
-def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work):
+@inner("void(ints, int64, int64)", hot=True)
+def _ask_for_run(items, links, slot):
+    """Ask for what `recycle` reads of a run of slots."""
+    for k in range(0, RUN, 2):
+        prefetch(items[A_RECORD] + 32 * (slot + k))
+    prefetch(items[A_INSERTED] + 8 * slot)
+    prefetch(links + 4 * slot)
+
+
+@inner("int64(ints, int64, int64, int64, float64)", hot=True)
+def _sampled_if_alike(items, links, slot, segment, priority):
+    """How often the items of a run of slots were sampled; -1 where they are not linked in a row, or
+    have rows elsewhere than in a segment, or another priority. What comes later is asked for.
+    """
+    _ask_for_run(items, links, slot + LATER)
+    following = carray(int32_pointer(links + 4 * slot), (RUN,))
+    records = carray(int64_pointer(items[A_RECORD] + 32 * slot), (RUN, 4))
+    others = sampled = np.int64(0)
+    for i in range(RUN - 1):
+        others |= np.int64(following[i]) ^ (slot + 1 + i)
+    for i in range(RUN):
+        others |= (records[i, LOCATION] >> 32) ^ segment
+        others |= records[i, PRIORITY] ^ bits_of(priority)
+        sampled += records[i, TIMES // 2] & LOW
+    return np.int64(-1) if others else sampled
+
+
+@inner("void(ints, int64, uint64, int64, float64, words, ints, int64)", hot=True)
+def _renew(items, slot, key, place, now, keys_out, slots, at):
+    """Write the keys, locations and times of new items into a run of slots."""
+    records = carray(int64_pointer(items[A_RECORD] + 32 * slot), (RUN, 4))
+    inserted = carray(float64_pointer(items[A_INSERTED] + 8 * slot), (RUN,))
+    for i in range(RUN):
+        records[i, KEY] = np.int64(key) + i
+        records[i, LOCATION] = place + i
+        records[i, TIMES // 2] &= ~LOW
+        inserted[i] = now
+        keys_out[at + i] = key + np.uint64(i)
+        slots[at + i] = slot + i
+
+
+@kernel(
+    "void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints,"
+    " int64, int64, table, int64)"
+)
+def recycle(
+    items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work,
+    base, stride, columns, list_id,
+):  # fmt: skip
     """Let n new items of one row take the slots of the first n of an order.
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
     a slot stays a member, and only its weight is computed anew. One location stands for
     consecutive rows. Where there is room behind the new keys, the keys of those that left go there.
+
+    Where a segment's base is given, the rows are copied there, too, from the arrays in a list.
     """
     x = table[order]
+    if base != 0:
+        for k in range(0, min(n, LATER), RUN):
+            _ask_for_run(items, x[A_NEXT], x[HEAD] + k)
+        lay_rows(base, stride, locations[0] & LOW, 0, n, columns, list_id)
     following = int32_at(x[A_NEXT])
     previous = int32_at(x[A_PREVIOUS])
     records = int64_at(items[A_RECORD])
@@ -600,10 +661,25 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
     home = items[COUNTER] % all_slots
     place, step = locations[0], np.int64(locations.size == 1)
     priority, tell = priorities[0], keys_out.size > n
-    left, leaving = np.int64(-1), np.int64(0)  # the segment of the last rows that left, how many
-    sampled = np.int64(0)
-    for i in range(n):
+    left = records[4 * slot + LOCATION] >> 32  # the segment of the last rows that left, how many
+    leaving = sampled = i = run = np.int64(0)
+    plain = priorities.size == 1 and not (tell or differ or hashed)
+    while i < n:
         record = 4 * slot
+        if plain and run <= i <= n - RUN and home == slot and slot + RUN < all_slots:
+            often = _sampled_if_alike(items, x[A_NEXT], slot, left, priority)
+            if step == 0:
+                place = locations[i]
+                often = often if locations[i + RUN - 1] - place == RUN - 1 else np.int64(-1)
+            if often >= 0:
+                _renew(items, slot, key, place, now, keys_out, slots, i)
+                sampled += often
+                i, leaving = i + RUN, leaving + RUN
+                key, place, home = key + np.uint64(RUN), place + RUN, home + RUN
+                last = slot + RUN - 1
+                slot = np.int64(following[last])
+                continue
+            run = i + RUN  # where the next one may begin
         if hashed and _home(items, np.uint64(records[record + KEY])) != slot:
             _hash_remove(items, slot)
         segment = records[record + LOCATION] >> 32
@@ -617,7 +693,7 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
         records[record + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)
-            hashed = True
+            hashed, plain = True, False
         home = home + 1 if home + 1 < all_slots else np.int64(0)
         if differ:  # else every row has the same size
             size = nbytes[i] if nbytes.size > 1 else nbytes[0]
@@ -640,6 +716,7 @@ def recycle(items, table, order, n, locations, nbytes, priorities, now, keys_out
         key += np.uint64(1)
         slots[i] = last = slot
         slot = np.int64(following[slot])
+        i += 1
     _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
     items[COUNTER] += n
     items[SAMPLED] -= sampled
@@ -808,6 +885,17 @@ def rebuild_trees(x):
 
 
 # -- priorities ---------------------------------------------------------------------------------
+@inner("boolean(ints, int64, float64)", hot=True)
+def _write_priority(items, slot, value):
+    """Write one; returns whether the item is visible."""
+    priorities = float64_at(items[A_RECORD])
+    old = priorities[4 * slot + PRIORITY]
+    priorities[4 * slot + PRIORITY] = value
+    if items[A_PMAX] != 0 and max(old, value) >= float64_at(items[A_PMAX])[slot >> 4]:
+        _follow_priority(items, slot, old, value)
+    return int8_at(items[A_RECORD])[32 * slot + STATE] == VISIBLE
+
+
 @kernel("int64(ints, ints, floats, int64)")
 def write_priorities(items, slots, values, n):
     """Write priorities; the last one wins for a slot named twice. `slots` holds no -1.
@@ -815,21 +903,37 @@ def write_priorities(items, slots, values, n):
     Keeps the visible ones in front of `slots` and returns how many they are: their weights are
     to be computed anew. An array of one value stands for all.
     """
-    priorities = float64_at(items[A_RECORD])
-    states = int8_at(items[A_RECORD])
-    maxima = float64_at(items[A_PMAX])
-    followed = items[A_PMAX] != 0
     visible = 0
     for i in range(n):
         slot = slots[i]
-        value = values[i] if values.size > 1 else values[0]
-        old = priorities[4 * slot + PRIORITY]
-        priorities[4 * slot + PRIORITY] = value
-        if followed and max(old, value) >= maxima[slot >> 4]:
-            _follow_priority(items, slot, old, value)
-        if states[32 * slot + STATE] == VISIBLE:
+        if _write_priority(items, slot, values[i] if values.size > 1 else values[0]):
             slots[visible] = slot
             visible += 1
+    return visible
+
+
+@kernel("int64(ints, words, floats, ints, boolean[::1])")
+def update_priorities(items, keys, values, slots, found):
+    """The same by keys, in one pass with finding their slots; also says which were found."""
+    n, visible = keys.size, 0
+    records = items[A_RECORD]
+    states, words = int8_at(records), uint64_at(records)
+    for i in range(n + AHEAD):
+        if i < n:  # ask for a record some turns before it is read
+            slots[i] = _home(items, keys[i])
+            prefetch(records + 32 * slots[i])
+            prefetch(items[A_PMAX] + 8 * (slots[i] >> 4))
+        at = i - AHEAD
+        if at >= 0:
+            slot = slots[at]
+            if states[32 * slot + STATE] == FREE or words[4 * slot] != keys[at]:
+                slot = _slot_of(items, keys[at])
+            found[at] = slot >= 0
+            if slot >= 0 and _write_priority(
+                items, slot, values[at] if values.size > 1 else values[0]
+            ):
+                slots[visible] = slot
+                visible += 1
     return visible
 
 

@@ -31,7 +31,7 @@ def _pointer_to(dtype):
 
 
 _int8_pointer = _pointer_to(types.int8)
-_int32_pointer = _pointer_to(types.int32)
+int32_pointer = _pointer_to(types.int32)
 int64_pointer = _pointer_to(types.int64)
 _uint64_pointer = _pointer_to(types.uint64)
 float64_pointer = _pointer_to(types.float64)
@@ -44,7 +44,7 @@ def int8_at(address):
 
 @njit
 def int32_at(address):
-    return carray(_int32_pointer(address), _EVERYTHING)
+    return carray(int32_pointer(address), _EVERYTHING)
 
 
 @njit
@@ -97,6 +97,7 @@ def _copy_of(width):
     return copy
 
 
+copy_64 = _copy_of(64)
 copy_32 = _copy_of(32)
 copy_16 = _copy_of(16)
 copy_8 = _copy_of(8)
@@ -138,13 +139,13 @@ def copy_bytes(target, source, size):
 
 
 @intrinsic
-def _stream_32(typing_context, target, source):
-    """Copy 32 bytes past the caches; the target is a multiple of 32."""
+def _stream_64(typing_context, target, source):
+    """Copy a cache line past the caches; the target is one."""
 
     def generate(context, builder, signature, arguments):
-        kind = ir.VectorType(ir.IntType(64), 4)
+        kind = ir.VectorType(ir.IntType(64), 8)
         value = builder.load(builder.inttoptr(arguments[1], kind.as_pointer()), align=1, typ=kind)
-        store = builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=32)
+        store = builder.store(value, builder.inttoptr(arguments[0], kind.as_pointer()), align=64)
         one = ir.Constant(ir.IntType(32), 1)
         store.set_metadata("nontemporal", builder.module.add_metadata([one]))
         return context.get_dummy_value()
@@ -191,8 +192,7 @@ def stream_bytes(target, source, size):
     done = min(-target & 63, size)
     copy_bytes(target, source, done)
     while done + 64 <= size:
-        _stream_32(target + done, source + done)
-        _stream_32(target + done + 32, source + done + 32)
+        _stream_64(target + done, source + done)
         done += 64
     copy_bytes(target + done, source + done, size - done)
 

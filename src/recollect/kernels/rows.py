@@ -132,26 +132,41 @@ def _lay(record, stride, begin, n, columns, list_id, streams):
 def _lay_by_lines(block, base, stride, first, begin, end, columns, list_id):
     """Copy many narrow rows past the caches. Only whole cache lines go that way, so a block of
     rows is put together elsewhere; it begins with a row whose number is a multiple of its size,
-    in a large segment with a line.
+    in a large segment with a line. While a block is put together, the one before goes to memory,
+    a part with each column: so neither waits for the other.
 
     `block` is an argument because Numba frees an array after the last use of its name, whoever
     still has its address: the caller's lives until this returns.
     """
-    lines = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
+    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    count = columns.shape[0]
+    staged = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
+    other = staged + BLOCK * stride + 64
     record = base + first * stride
     some = BLOCK - first % BLOCK
+    source = target = left = np.int64(0)  # what is left of the block before
     while begin < end:
         some = min(some, end - begin)
-        staged = lines + (record & 63)
-        _lay(staged, stride, begin, some, columns, list_id, False)
-        stream_bytes(record, staged, some * stride)
-        record += some * stride
+        place = staged + (record & 63)
+        for c in range(count):
+            size = columns[c, SIZE]
+            given = data_of(objects[c]) + begin * size
+            copy_cells(place + columns[c, OFFSET], stride, given, size, size, some)
+            part = left
+            if c + 1 < count:
+                part = max(((target + left // (count - c)) & ~np.int64(63)) - target, np.int64(0))
+            stream_bytes(target, source, part)
+            target, source, left = target + part, source + part, left - part
+        target, source, left = record, place, some * stride
+        staged, other = other, staged
+        record += left
         begin += some
         some = np.int64(BLOCK)
+    stream_bytes(target, source, left)
 
 
 @inner("void(int64, int64, int64, int64, int64, table, int64)")
-def _copy_fixed(base, stride, first, begin, end, columns, list_id):
+def lay_rows(base, stride, first, begin, end, columns, list_id):
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
@@ -160,7 +175,7 @@ def _copy_fixed(base, stride, first, begin, end, columns, list_id):
     n = end - begin
     many = n * stride >= MANY
     if many and stride <= NARROW:
-        block = np.empty(BLOCK * stride + 128, np.uint8)
+        block = np.empty(2 * (BLOCK * stride + 128), np.uint8)
         _lay_by_lines(block, base, stride, first, begin, end, columns, list_id)
     else:
         _lay(base + first * stride, stride, begin, n, columns, list_id, many)
@@ -170,14 +185,14 @@ def _copy_fixed(base, stride, first, begin, end, columns, list_id):
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
 def append_fixed(base, stride, first, begin, end, columns, list_id):
-    """`_copy_fixed`, under the GIL: for the rows of an insert."""
-    _copy_fixed(base, stride, first, begin, end, columns, list_id)
+    """`lay_rows`, under the GIL: for the rows of an insert."""
+    lay_rows(base, stride, first, begin, end, columns, list_id)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def place_fixed(base, stride, first, begin, end, columns, list_id):
     """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
-    _copy_fixed(base, stride, first, begin, end, columns, list_id)
+    lay_rows(base, stride, first, begin, end, columns, list_id)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
@@ -256,6 +271,13 @@ def measure_input(columns, sources, rows, n, payload, stored):
                     payload[i] += length * x[SIZE]
                     stored[i] += _round_up(length * x[SIZE])
             row += 1
+
+
+@kernel("void(ints, int64, int64, int64)", nogil=False)
+def count_up(locations, begin, end, first):
+    """Locations of rows side by side, for those from `begin` to `end`."""
+    for i in range(begin, end):
+        locations[i] = first + i - begin
 
 
 @kernel("void(ints, int32[::1], ints)")

@@ -95,10 +95,11 @@ class BufferPool:
     def keep(self, buffer: Bytes) -> None:
         """Hand a buffer out again once it is free, if there is room for it in the pool."""
         with self._lock:
-            if any(kept is buffer for kept in self._buffers):
-                return
-            total = sum(kept.size for kept in self._buffers) + buffer.size
-            place = 0
+            total, place = buffer.size, 0
+            for kept in range(len(self._buffers)):  # by number: a name for one is a reference to it
+                if self._buffers[kept] is buffer:
+                    return
+                total += self._buffers[kept].size
             most = self.most + (self.lent if buffer.size >= LARGE else 0)
             while total > most and place < len(self._buffers):
                 if getrefcount(self._buffers[place]) == self._unused:

@@ -129,7 +129,7 @@ class Indexing:
             self._ring = (self.indexes.layouts, id(remover), row)
         if row < 0:
             return -1
-        x = self.indexes.whole[row].row
+        x = self.indexes.whole[row].now
         return row if x[layout.HEAPED] == 0 and x[layout.COUNT] > n else -1
 
     def _find_ring(self, remover: Selector) -> int:

@@ -110,16 +110,16 @@ class MemoryStorage:
         self._show_segments()
 
     def _show_segments(self) -> None:
-        """Let kernels see the counts of the segments, which grow with their number."""
-        block = self._items.block
+        """Let kernels see the directory, and the counts of the segments, which grow with it."""
+        now, address = self._items.now, self._kernels.rows.data_address
         if self._rows is not None:
-            block[layout.A_SEGMENT_ROWS] = self._rows.live_rows.ctypes.data
-            block[layout.A_SEGMENT_SEALED] = self._rows.sealed.ctypes.data
+            now[layout.A_SEGMENT_ROWS] = address(id(self._rows.live_rows))
+            now[layout.A_SEGMENT_SEALED] = address(id(self._rows.sealed))
             self._directory = self._rows.directory.entries  # held while kernels see it
-            block[layout.A_DIRECTORY] = self._directory.ctypes.data
+            now[layout.A_DIRECTORY] = address(id(self._directory))
         if self._shared is not None:
-            block[layout.A_SHARED_ROWS] = self._shared.live_rows.ctypes.data
-            block[layout.A_SHARED_SEALED] = self._shared.sealed.ctypes.data
+            now[layout.A_SHARED_ROWS] = address(id(self._shared.live_rows))
+            now[layout.A_SHARED_SEALED] = address(id(self._shared.sealed))
 
     # -- what is there --------------------------------------------------------------------------
     def transaction(self) -> AbstractContextManager[Any]:
@@ -256,16 +256,20 @@ class MemoryStorage:
             priority[0] = items.highest_priority()
         else:
             self._indexing.expect(priority)
-        locations, payload = rows.append(new.rows, ONE_ROW, count)
+        payload = rows.row_bytes
+        base, locations = rows.claim(count)
+        if not base:
+            locations, payload = rows.append(new.rows, ONE_ROW, count)
+            if rows.opened != self._opened:
+                self._show_segments()
         keys = np.empty(2 * count if tell else count, np.uint64)
         if self._slots.size < count:
             self._slots = np.empty(count, np.int64)
-        if rows.opened != self._opened:
-            self._show_segments()
         indexing.make_work(count)
         self._kernels.items.recycle(
             items.block, indexing.indexes.table, order, count, locations, payload, priority,
             new.inserted_at, keys, self._slots, indexing.work,
+            base, rows.stride, rows.table, id(new.rows.columns),
         )  # fmt: skip
         self._tidy(rows.opened)
         return keys
@@ -556,24 +560,28 @@ class MemoryStorage:
 
     # -- changing -------------------------------------------------------------------------------
     def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
+        if len(fields) == 1 and "priority" in fields and not self._indexing.orders_by("priority"):
+            return self._update_priorities(keys, fields["priority"])
         slots, count = self._items.slots_found(keys)
         found = slots >= 0
         if count < keys.size:
             fields = {name: _selected(value, found, found.size) for name, value in fields.items()}
             slots = slots[found]
-        if not slots.size:
-            return found
-        if len(fields) == 1 and "priority" in fields and not self._indexing.orders_by("priority"):
-            self._update_priorities(slots, fields["priority"])
-        else:
+        if slots.size:
             self._update_fields(slots, fields)
         return found
 
-    def _update_priorities(self, slots: Ints, values: Floats) -> None:
-        self._indexing.expect(values)
-        block = self._items.block
-        visible = self._kernels.items.write_priorities(block, slots, values, slots.size)
-        self._indexing.arrange(slots[:visible], CHANGE, layout.DEPENDS_PRIORITY)
+    def _update_priorities(self, keys: Keys, values: Floats) -> NDArray[np.bool_]:
+        """Nothing moves, and only weights are computed anew."""
+        found = np.empty(keys.size, np.bool_)
+        if keys.size:
+            self._indexing.expect(values)
+            slots = np.empty(keys.size, np.int64)
+            visible = self._kernels.items.update_priorities(
+                self._items.block, keys, values, slots, found
+            )
+            self._indexing.arrange(slots[:visible], CHANGE, layout.DEPENDS_PRIORITY)
+        return found
 
     def _update_fields(self, slots: Ints, fields: Mapping[str, Any]) -> None:
         """Take items out of the indexes that depend on what changes, change it, add them again."""
@@ -676,7 +684,8 @@ class MemoryStorage:
         """Whether so much memory holds nothing alive that every segment is worth a look."""
         live, allocated = self._items.now[layout.PAYLOAD], 0
         for store, _ in self._stores():
-            live += int(store.live_rows.sum()) * store.beside
+            if store.beside:
+                live += int(store.live_rows.sum()) * store.beside
             allocated += store.allocated
         # The dead of all segments together; the two that are open count neither way.
         return allocated - live > SLACK + DEAD_SHARE * max(0, live - 2 * LARGEST)
@@ -702,11 +711,13 @@ class MemoryStorage:
                 store.track(locations[slots], slots)
                 store.drop_dead()
                 segment = store.emptiest(before, payload)
-        self._outputs.most = OUTPUTS + self.nbytes // OUTPUT_SHARE
-        self._show_segments()
-        self._opened = sum(store.opened for store, _ in self._stores())
-        self._fewer_rows = int(self._items.now[layout.ROWS] * 0.9)
-        self._fewer_bytes = int(self._items.now[layout.PAYLOAD] * 0.9)
+        now, rows, shared = self._items.now, self._rows, self._shared
+        self._outputs.most = OUTPUTS + now[layout.PAYLOAD] // OUTPUT_SHARE
+        if rows is None or shared is not None or rows.directory.entries is not self._directory:
+            self._show_segments()
+        self._opened = (rows.opened if rows else 0) + (shared.opened if shared else 0)
+        self._fewer_rows = now[layout.ROWS] * 9 // 10
+        self._fewer_bytes = now[layout.PAYLOAD] * 9 // 10
 
 
 def _selected(value: Any, which: Array, count: int) -> Any:

@@ -44,11 +44,13 @@ class Segment:
 
     __slots__ = ("base", "buffer", "most", "number", "owners", "rows", "serial", "stride", "tail")
 
-    def __init__(self, buffer: NDArray[np.uint8], number: int, serial: int, stride: int) -> None:
+    def __init__(
+        self, buffer: NDArray[np.uint8], base: int, number: int, serial: int, stride: int
+    ) -> None:
         self.buffer = buffer
         self.stride = stride
         self.most = buffer.size // stride  # rows
-        self.base = buffer.ctypes.data
+        self.base = base  # its address
         self.number = number
         self.serial = serial  # how many were opened before it, and it
         self.rows = 0
@@ -168,7 +170,7 @@ class RowStore:
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
         self.reading = Reading(self.names, self.columns, table, range(len(table)))
-        self._row_bytes = np.array([self.fixed_bytes], np.int64)
+        self.row_bytes = np.array([self.fixed_bytes], np.int64)
         self._location = np.zeros(1, np.int64)  # what append returns for a single stretch
         self._seal()
 
@@ -193,17 +195,32 @@ class RowStore:
         need = rows.count * self.stride
         if segment is None or segment.tail - segment.rows * self.stride < need:
             if per_item is ONE_ROW:
-                return self._append_rows(rows), self._row_bytes
+                return self._append_rows(rows), self.row_bytes
             return self._append_split(rows, per_item, items, None)
         location = (segment.number << 32) | segment.rows
         self._write(segment, rows, 0, rows.count)
         if per_item is ONE_ROW:
             self._location[0] = location
-            return self._location, self._row_bytes
+            return self._location, self.row_bytes
         payload = per_item * np.int64(self.fixed_bytes)
         if per_item.size > 1:
             return self._locations(location, per_item), payload
         return np.array([location], np.int64), payload
+
+    def claim(self, count: int) -> tuple[int, Ints]:
+        """Room for rows of one size, each an item, that a kernel writes at once: the base of the
+        segment, and the location of the first; 0 where it is not so simple.
+        """
+        segment = self._open
+        if self.varying or segment is None:
+            return 0, self._location
+        first = segment.rows
+        if segment.tail - first * self.stride < count * self.stride:
+            return 0, self._location
+        segment.rows = first + count
+        self._live[segment.number] += count
+        self._location[0] = (segment.number << 32) | first
+        return segment.base, self._location
 
     def _append_varying(
         self, rows: Rows, per_item: NDArray[np.int32], items: int
@@ -233,7 +250,7 @@ class RowStore:
             room = (segment.tail - segment.rows * self.stride) // self.stride
             upto = min(done + room, rows.count)
             first = (segment.number << 32) | segment.rows
-            locations[done:upto] = np.arange(first, first + upto - done)
+            self._kernels.rows.count_up(locations, done, upto, first)
             self._write(segment, rows, done, upto)
             done = upto
         return locations
@@ -250,7 +267,7 @@ class RowStore:
             room = (segment.tail - segment.rows * self.stride) // self.stride
             upto = min(done + room, count)
             first = (segment.number << 32) | segment.rows
-            locations[done:upto] = np.arange(first, first + upto - done)
+            self._kernels.rows.count_up(locations, done, upto, first)
             stretches.append(Stretch(segment, segment.rows, done, upto))
             segment.rows += upto - done
             self.live_rows[segment.number] += upto - done
@@ -350,7 +367,9 @@ class RowStore:
             self._segments.append(None)
             self._buffers.append(None)
             self._grow_counts(number + 1)
-        segment = Segment(self._pool.bytes(size), number, self.opened + 1, self.stride)
+        buffer = self._pool.bytes(size)
+        base = self._kernels.rows.data_address(id(buffer))
+        segment = Segment(buffer, base, number, self.opened + 1, self.stride)
         if self.tracking:
             segment.owners = np.full(segment.most, -1, np.int32)
         self._segments[number] = segment
@@ -377,7 +396,8 @@ class RowStore:
         segment = self._segments[number]
         self._buffers[number] = None if segment is None else segment.buffer
         if segment is not None:
-            entries[number] = segment.base, self.stride, len(self.columns)
+            entry = entries[number]
+            entry[0], entry[1], entry[2] = segment.base, self.stride, len(self.columns)
         self.directory = Directory(entries, tuple(self._buffers))
 
     def _seal(self) -> None:
