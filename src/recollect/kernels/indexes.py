@@ -93,18 +93,15 @@ def weights_of(items, x, slots, n, weights):
     alpha, rate = parameters[ALPHA], parameters[RATE]
     for i in range(n):
         weights[i] = priorities[4 * slots[i] + PRIORITY]
-    if alpha != 1.0:
-        for i in range(n):
-            priority = weights[i]
-            weight = power(priority, alpha)
-            weights[i] = weight if priority > 0.0 else 0.0
+    for i in range(n):  # a weight that is not zero stays so
+        priority = weights[i]
+        weight = max(power(priority, alpha) if alpha != 1.0 else priority, SMALLEST_WEIGHT)
+        weights[i] = weight if priority > 0.0 else 0.0
     if rate != 0.0:
         versions = int64_at(items[A_VERSION])
         for i in range(n):
-            weights[i] *= exp_2((versions[slots[i]] - parameters[REFERENCE]) * rate)
-    for i in range(n):  # a weight that is not zero stays so
-        positive = priorities[4 * slots[i] + PRIORITY] > 0.0
-        weights[i] = max(weights[i], SMALLEST_WEIGHT) if positive else 0.0
+            weight = weights[i] * exp_2((versions[slots[i]] - parameters[REFERENCE]) * rate)
+            weights[i] = max(weight, SMALLEST_WEIGHT) if weights[i] > 0.0 else 0.0
 
 
 @inner("int64(ints, int64)")
