@@ -33,6 +33,11 @@ def load_tokens() -> Any:
     return _loaded.get("tokens") or _load("tokens")
 
 
+def load_packing() -> Any:
+    """The same for the kernels that pack rollouts for ranks."""
+    return _loaded.get("packing") or _load("packing")
+
+
 def load_dealing() -> Any:
     """The same for the kernel that deals saved shards out to new ones."""
     return _loaded.get("dealing") or _load("dealing")
@@ -62,9 +67,15 @@ def _steps() -> Any:
 
 
 def _tokens() -> Any:
-    from recollect.kernels import groups, packing, rows, single, tokens
+    from recollect.kernels import groups, rows, single, tokens
 
-    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups, packing=packing, single=single)
+    return SimpleNamespace(rows=rows, tokens=tokens, groups=groups, single=single)
+
+
+def _packing() -> Any:
+    from recollect.kernels import packing, rows
+
+    return SimpleNamespace(rows=rows, packing=packing)
 
 
 def _dealing() -> Any:
@@ -77,6 +88,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "tables": _tables,
     "steps": _steps,
     "tokens": _tokens,
+    "packing": _packing,
     "dealing": _dealing,
 }
 

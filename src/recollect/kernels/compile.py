@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ try:
 except ImportError:  # pragma: no cover - not a POSIX system: two processes may compile at once
     fcntl = None  # type: ignore[assignment]
 
+INDEXES, ROWS, OTHERS = "indexes", "rows", "others"  # kinds of kernels
 PATIENCE = 2.0  # seconds of compiling before we say what is going on
 
 ALIASES = {  # what signatures call the arrays that kernels take
@@ -40,7 +41,7 @@ ALIASES = {  # what signatures call the arrays that kernels take
 
 _cached = False
 _said = False  # whether the user knows that kernels are being compiled
-_marked: list[Callable[[], None]] = []  # compiles a kernel each, at most once
+_marked: list[tuple[str, Callable[[], None]]] = []  # of which kind, and what compiles it, once
 
 
 def _spelled(signature: str) -> str:
@@ -49,9 +50,9 @@ def _spelled(signature: str) -> str:
 
 
 def kernel(
-    signature: str, *, nogil: bool | None = None, slow: bool = False
+    signature: str, *, nogil: bool | None = None, indexes: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for one signature; the `slow` ones to compile come first.
+    """Compile a function for one signature; one that leads through the `indexes` says so.
 
     Kernels that copy rows run without the GIL. Those that run under a table's lock keep it:
     releasing it there would let every other thread in before the lock is free. Divisions are
@@ -59,9 +60,12 @@ def kernel(
     """
 
     def mark(function: Callable[..., Any]) -> Any:
-        release = function.__module__.endswith(".rows") if nogil is None else nogil
+        module = function.__module__
+        release = module.endswith(".rows") if nogil is None else nogil
         dispatcher = numba.njit(cache=_cached, nogil=release, error_model="numpy")(function)
-        _marked.insert(0 if slow else len(_marked), _with_one_signature(dispatcher, signature))
+        kind = ROWS if module.endswith((".rows", ".helping")) else OTHERS
+        kind = INDEXES if indexes else kind
+        _marked.append((kind, _with_one_signature(dispatcher, signature)))
         return dispatcher
 
     return mark
@@ -79,19 +83,25 @@ def inner(signature: str, *, hot: bool = False) -> Callable[[Callable[..., Any]]
         dispatcher = numba.njit(  # type: ignore[call-overload]
             no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", forceinline=hot
         )(function)
-        _with_one_signature(dispatcher, signature)
+        _with_one_signature(dispatcher, signature, within=True)
         return dispatcher
 
     return compile_when_called
 
 
-def _with_one_signature(dispatcher: Any, signature: str) -> Callable[[], None]:
-    """Have a function compiled for this signature only, when a kernel calls it or when told."""
+def _with_one_signature(
+    dispatcher: Any, signature: str, *, within: bool = False
+) -> Callable[[], None]:
+    """Have a function compiled for this signature only, when a kernel calls it or when told.
+
+    What is laid `within` kernels is optimized with each of them, and only a little by itself.
+    """
     resolve = dispatcher.get_call_template
 
     def compile_once() -> None:
         if not dispatcher.signatures:
-            dispatcher.compile(_spelled(signature))
+            with _optimizing_little() if within else contextlib.nullcontext():
+                dispatcher.compile(_spelled(signature))
             dispatcher.disable_compile()
 
     def resolve_once_compiled(arguments: Any, keywords: Any) -> Any:
@@ -100,6 +110,17 @@ def _with_one_signature(dispatcher: Any, signature: str) -> Callable[[], None]:
 
     dispatcher.get_call_template = resolve_once_compiled
     return compile_once
+
+
+@contextlib.contextmanager
+def _optimizing_little() -> Iterator[None]:
+    settings: Any = numba.config
+    before = settings.OPT
+    settings.OPT = type(before)(min(before, 1))
+    try:
+        yield
+    finally:
+        settings.OPT = before
 
 
 def cache_folder() -> Path:
@@ -138,7 +159,7 @@ def compiled(family: str, modules: Callable[[], Any]) -> Any:
         loaded = modules()
         if helped is not None:
             helped()
-        for compile_once in _marked:
+        for _, compile_once in _marked:
             compile_once()
         _marked.clear()
         if mark is not None:
@@ -173,7 +194,9 @@ def _a_word_if_slow(folder: Path | None) -> Iterator[None]:
 # Numba compiles under one lock, so a thread would not help. Both processes go through the kernels
 # and compile those for which they make a claim first: a file that only one of them can make. What
 # the helper compiled is then read from the cache; what it did not, for whatever reason, is
-# compiled here.
+# compiled here. Functions that only kernels call are compiled by each process that needs them. So
+# the helper leaves alone what leads through the indexes, and begins with what copies rows: kernels
+# of one kind share many such functions.
 @contextlib.contextmanager
 def _a_helper(family: str, folder: Path) -> Iterator[Callable[[], None] | None]:
     """Start a second process that compiles; yields what to call once the kernels are marked."""
@@ -193,7 +216,7 @@ def _a_helper(family: str, folder: Path) -> Iterator[Callable[[], None] | None]:
         )
 
         def share() -> None:
-            if _compile_unclaimed(Path(claims)) < len(_marked):
+            if _compile_unclaimed(Path(claims), (INDEXES, OTHERS, ROWS)) < len(_marked):
                 helper.wait()
 
         try:
@@ -212,19 +235,22 @@ def help_with(family: str, folder: str, claims: str) -> None:
 
     with _cache_in(Path(folder)):
         kernels.FAMILIES[family]()
-        _compile_unclaimed(Path(claims))
+        _compile_unclaimed(Path(claims), (ROWS, OTHERS))
 
 
-def _compile_unclaimed(claims: Path) -> int:
-    """Compile the kernels that the other process has not claimed; returns how many."""
+def _compile_unclaimed(claims: Path, kinds: Sequence[str]) -> int:
+    """Compile the kernels of some kinds that the other process has not claimed; how many?"""
     count = 0
-    for number, compile_once in enumerate(_marked):
-        try:
-            (claims / str(number)).touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        compile_once()
-        count += 1
+    for kind in kinds:
+        for number, (own, compile_once) in enumerate(_marked):
+            if own != kind:
+                continue
+            try:
+                (claims / str(number)).touch(exist_ok=False)
+            except FileExistsError:
+                continue
+            compile_once()
+            count += 1
     return count
 
 

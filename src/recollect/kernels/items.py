@@ -558,7 +558,7 @@ def each_index(items, table, slots, n, change, mask, skip, work):
                 change_index(items, table[row], slots[i:], count, change, work)
 
 
-@kernel("void(ints, table, ints, int64, int64, int64, ints)", slow=True)
+@kernel("void(ints, table, ints, int64, int64, int64, ints)", indexes=True)
 def arrange(items, table, slots, n, verb, mask, work):
     """Make items visible or invisible, or change the indexes that depend on `mask`.
 
@@ -629,7 +629,8 @@ def _renew(items, slot, key, place, now, keys_out, slots, at):
 
 @kernel(
     "void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints,"
-    " int64, int64, table, int64)"
+    " int64, int64, table, int64)",
+    indexes=True,
 )
 def recycle(
     items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work,
@@ -802,7 +803,7 @@ def _smallest_probability(table, rows):
 @kernel(
     "int64(ints, table, ints, int64, int64, int64, int64, float64, int64, words, table,"
     " float_table, ints)",
-    slow=True,
+    indexes=True,
 )
 def choose(
     items, table, rows, verb, n, replace, stratified, beta, normalize, random, ints, floats, work
@@ -875,7 +876,7 @@ def choose(
     return left
 
 
-@kernel("void(ints)")
+@kernel("void(ints)", indexes=True)
 def rebuild_trees(x):
     """Compute every parent anew, after the leaves moved or changed all at once."""
     everything = np.int64(1) << 60
@@ -937,7 +938,7 @@ def update_priorities(items, keys, values, slots, found):
     return visible
 
 
-@kernel("void(ints, table, ints, ints, floats)")
+@kernel("void(ints, table, ints, ints, floats)", indexes=True)
 def probabilities(items, table, rows, slots, out):
     """The probability of a first draw from indexes that weigh items, or choose uniformly."""
     by_zeros = only_zeros(table, rows)

@@ -28,7 +28,7 @@ def fill_records(items, slots, keys, locations, priorities, times, n):
         records[at + 3] = visible | (np.int64(int32_at(times)[i]) & LOW)
 
 
-@kernel("void(ints, ints, ints, ints)", nogil=True)
+@kernel("void(ints, ints, ints, ints)", nogil=True, indexes=True)
 def fill_index(items, x, slots, work):
     """Add many items to an index, some at a time: what they need to work fits into a cache."""
     most = (work.size - 64) >> 2

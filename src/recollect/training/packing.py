@@ -172,7 +172,7 @@ def pack(
         raise InvalidValue(f"balance: expected 'tokens' or 'flops', got {shown(balance)}")
     if too_long not in TOO_LONG:
         raise InvalidValue(f"too_long: expected 'error' or 'cut', got {shown(too_long)}")
-    made = kernels.load_tokens().packing
+    made = kernels.load_packing().packing
     full = selection.prompts.lengths + selection.lengths
     lengths = np.minimum(full, most)
     kept = np.flatnonzero(selection.keep)

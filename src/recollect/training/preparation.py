@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from recollect import kernels
 from recollect.arguments import whole
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.rollouts.buffer import RolloutBuffer
@@ -151,6 +152,7 @@ class DataPreparation:
                 raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(each)}")
         packing = Packing() if pack is None else pack
         self.packing = packing if isinstance(packing, Packing) else Packing(packing)
+        kernels.load_packing()  # now, and not while a train step waits
         self.prefetch = whole("prefetch", prefetch, 0)
         _one_of("short_batch", short_batch, SHORT)
         _one_of("priority", priority, JOINS)
