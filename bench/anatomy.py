@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,19 +59,18 @@ def _measure(workload: Workload) -> Iterator[Part]:
     chunk = 8192
     rows = make_rows(workload.columns, chunk)
     for seed in range(2 * workload.rows // chunk):
-        table.insert(rows, priority=make_priorities(chunk, seed))
+        priority = make_priorities(chunk, seed) if workload.prioritized else None
+        table.insert(rows, priority=priority)
     table.sample(1)
     floors = _Floors(workload)
     for operation in workload.operations:
         if operation.must is not None:
             call = _call(table, workload, operation.verb, operation.size)
             floor = _timed(floors.of(operation.verb, operation.size))
+            for _ in range(CALLS):
+                call()
             with _watched(table) as spent:
-                for _ in range(CALLS):
-                    call()
-                spent.clear()
-                total = _timed(call)
-            kernels = {name: statistics.median(v) * 1e6 for name, v in spent.items()}
+                total, kernels = _timed_with(spent, call)
             yield Part(f"{workload.name} {operation.name}", total, kernels, floor)
 
 
@@ -97,30 +97,41 @@ def _timed(call: Callable[[], object]) -> float:
     return statistics.median(found) * 1e6
 
 
+def _timed_with(
+    spent: defaultdict[str, float], call: Callable[[], object]
+) -> tuple[float, dict[str, float]]:
+    """Microseconds of a call in the median, and of each kernel in it that most calls need."""
+    found, parts = [], []
+    for _ in range(ROUNDS * CALLS):
+        spent.clear()
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+        parts.append(spent.copy())
+    names = dict.fromkeys(name for part in parts for name in part)
+    kernels = {name: statistics.median(part[name] for part in parts) * 1e6 for name in names}
+    return statistics.median(found) * 1e6, {name: us for name, us in kernels.items() if us}
+
+
 @contextmanager
-def _watched(table: Any) -> Iterator[dict[str, list[float]]]:
+def _watched(table: Any) -> Iterator[defaultdict[str, float]]:
     """Time every kernel that the table's storage calls."""
-    spent: dict[str, list[float]] = {}
+    spent: defaultdict[str, float] = defaultdict(float)
     storage = table._storage
     places = [(storage, "_choose", "choose")]
-    for name in (
-        "find_slots",
-        "update_priorities",
-        "range_of",
-        "write_priorities",
-        "arrange",
-        "recycle",
-    ):
+    for name in ("update_priorities", "range_of", "arrange", "recycle"):
         places.append((storage._kernels.items, name, name))
-    for name in ("rows_that_fit", "append_fixed", "gather"):
+    for name in ("append_fixed", "gather"):
         places.append((storage._kernels.rows, name, name))
+    for name in ("begin_rows", "end"):  # a gather that two threads share
+        places.append((storage._kernels.helping, name, f"gather: {name}"))
     before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in places]
 
     def watch(kernel: Any, name: str) -> Any:
         def timed(*arguments: Any) -> Any:
             began = time.perf_counter()
             result = kernel(*arguments)
-            spent.setdefault(name, []).append(time.perf_counter() - began)
+            spent[name] += time.perf_counter() - began
             return result
 
         return timed
