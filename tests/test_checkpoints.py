@@ -274,6 +274,53 @@ def test_a_rank_that_ends_twice_saves_one_set(tmp_path: Path) -> None:
             one.close()
 
 
+def test_a_shard_that_arrives_between_two_looks_completes_the_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that crashed returns only when the set is committed, or nothing more will come."""
+    from recollect.durability import checkpoints as module
+    from recollect.durability.shards import write_shard
+
+    def arrive_and_mark(folder: Path) -> None:
+        (found,) = find_sets(tmp_path)
+        if found.missing:  # after the try to commit, before the look at what is there
+            run = found.shards[0]["state"]["run"]
+            write_shard(folder, filled(1), 1, 2, found.step, run=run)
+        mark(folder)
+
+    mark = module.mark_partial
+    monkeypatch.setattr(module, "mark_partial", arrive_and_mark)
+    with rc.Checkpoints(tmp_path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
+        checkpoints.maybe_save(3)
+        checkpoints._crash("SIGTERM")
+        (found,) = find_sets(tmp_path)
+    assert found.committed
+    assert not (found.path / "partial.json").exists()
+
+
+def test_what_is_missing_is_not_written_beside_a_set_that_was_committed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.durability import sets
+    from recollect.durability.shards import write_shard
+
+    folder = tmp_path / "step-000000000003"
+    write_shard(folder, filled(), 0, 2, 3)
+    write = sets.write_whole
+
+    def commit_first(path: Path, *arguments: Any) -> None:
+        monkeypatch.setattr(sets, "write_whole", write)
+        write_shard(folder, filled(1), 1, 2, 3)
+        assert sets.try_commit(folder, 2)
+        write(path, *arguments)
+
+    monkeypatch.setattr(sets, "write_whole", commit_first)
+    sets.mark_partial(folder)
+    (found,) = find_sets(tmp_path)
+    assert found.committed
+    assert not (folder / "partial.json").exists()
+
+
 PROGRAM = """
 import sys, recollect as rc
 table = rc.Table("t", capacity=10)

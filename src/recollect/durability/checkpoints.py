@@ -353,7 +353,7 @@ class Checkpoints:
         deadline = time.monotonic() + min(LAST_WORDS, self.timeout)
         while not try_commit(folder, self.world_size):
             mark_partial(folder)
-            if self._all_there(folder) or time.monotonic() >= deadline:
+            if self._never_whole(folder) or time.monotonic() >= deadline:
                 return
             time.sleep(0.05)
 
@@ -381,10 +381,13 @@ class Checkpoints:
             self._saving.release()
         return folder
 
-    def _all_there(self, folder: Path) -> bool:
-        """Every rank has saved, though not at one step: nothing more will come."""
+    def _never_whole(self, folder: Path) -> bool:
+        """Every rank has saved, though not at one step: nothing more will come.
+
+        A shard may have arrived since the last try to commit; then the next one succeeds.
+        """
         found = read_set(folder)
-        return found is not None and not found.missing
+        return found is not None and not found.missing and not found.whole
 
     # -- loading ----------------------------------------------------------------------------------
     def load(

@@ -49,6 +49,15 @@ class ShardSet:
         return [rank for rank in range(self.world_size) if rank not in self.shards]
 
     @property
+    def whole(self) -> bool:
+        """Every shard is there, of one step and of one run: what may be committed."""
+        return not self.missing and len(set(self.steps.values())) == 1 and len(self._runs) == 1
+
+    @property
+    def _runs(self) -> set[str | None]:
+        return {shard["state"].get("run") for shard in self.shards.values()}
+
+    @property
     def steps(self) -> dict[int, int]:
         """The step of each shard."""
         return {rank: int(shard["step"]) for rank, shard in sorted(self.shards.items())}
@@ -82,7 +91,7 @@ class ShardSet:
         if len(set(self.steps.values())) > 1:
             told = ", ".join(f"rank {rank} at {step}" for rank, step in self.steps.items())
             parts.append(f"steps differ: {told}")
-        if len({shard["state"].get("run") for shard in self.shards.values()}) > 1:
+        if len(self._runs) > 1:
             parts.append("its shards are of different runs")
         return "; ".join(parts) or "all shards are there"
 
@@ -207,11 +216,7 @@ def try_commit(folder: Path, world_size: int, files: Files = LOCAL) -> bool:
     if files.exists(folder / MANIFEST):
         return True
     found = read_set(folder, files)
-    if found is None or found.world_size != world_size or found.missing:
-        return False
-    if len(set(found.steps.values())) > 1:
-        return False
-    if len({shard["state"].get("run") for shard in found.shards.values()}) > 1:
+    if found is None or found.world_size != world_size or not found.whole:
         return False
     write_whole(folder / MANIFEST, to_bytes(_manifest_of(found)), files)
     files.remove(folder / PARTIAL)
@@ -264,6 +269,8 @@ def mark_partial(folder: Path, files: Files = LOCAL) -> None:
         return
     about = {"missing": found.missing, "steps": found.steps, "why": found.lacks()}
     write_whole(folder / PARTIAL, json.dumps(about, indent=1).encode(), files)
+    if files.exists(folder / MANIFEST):  # another rank committed it in between
+        files.remove(folder / PARTIAL)
 
 
 def keep_latest(path: Path, keep: int, files: Files = LOCAL) -> None:
