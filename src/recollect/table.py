@@ -9,20 +9,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import flag, items_of, keys_of, many, names, text, time_span, whole
+from recollect.amending import fill
+from recollect.arguments import flag, keys_of, names, text, time_span, whole
 from recollect.batch import Batch
+from recollect.checks import (
+    check_versions,
+    checked_clock,
+    checked_field,
+    checked_limiter,
+    checked_partition,
+    checked_selector,
+    checked_storage,
+    declared,
+    settable,
+)
 from recollect.clock import Clock, SystemClock
+from recollect.drawing import check_sample, taking, try_sample
 from recollect.effects import (
     Amended,
     Effects,
     Follower,
-    Inserted,
     Leased,
     Removed,
     Returned,
@@ -30,43 +41,36 @@ from recollect.effects import (
 )
 from recollect.errors import (
     InvalidValue,
-    NeverPossible,
     QueryError,
     SchemaError,
     TableClosed,
     shown,
 )
 from recollect.info import Lease, LeaseLike
+from recollect.inserting import checked_insert, try_insert
 from recollect.leases import LeaseBook, Leases
 from recollect.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.query import Query, as_query, bind, split
 from recollect.readable import size
-from recollect.requests import Request, Requests, check_request
-from recollect.schema import Column, Rows, Schema
+from recollect.requests import Requests
+from recollect.schema import Column, Schema
 from recollect.selectors import (
     Fifo,
     Lifo,
-    Mixed,
     Ordered,
     Selector,
     Uniform,
-    different_items,
-    fields_used,
     largest_alpha,
 )
 from recollect.selectors import ages as selectors_age
 from recollect.sharing import TableSharing
-from recollect.storage.base import Chosen, Contended, Layout, NewItems, Shared, Storage, Where
+from recollect.storage.base import Chosen, Contended, Layout, Shared, Storage, Where
 from recollect.storage.fields import (
     BUILT_IN,
-    SETTABLE,
-    FieldValue,
     check_priority,
-    check_value,
     check_weight,
     parse_tags,
 )
-from recollect.storage.shares import Credits, dealt
 from recollect.waiting import Blocked, Gate, Room
 
 if TYPE_CHECKING:
@@ -81,17 +85,6 @@ Result = TypeVar("Result")
 LARGEST_CAPACITY = 1 << 40  # keys count to 2 ** 44, and slots are numbered in 32 bits or more
 REMEMBERED_QUERIES = 256
 VERBS = [name for name in vars(Storage) if not name.startswith("_")]
-
-
-@dataclass(slots=True)
-class _Insert(NewItems):
-    """Checked items, and what is needed to check them again against other columns."""
-
-    given: Mapping[str, Any] = field(default_factory=dict)
-    given_shared: Mapping[str, Any] | None = None
-    schema: Schema | None = None
-    shared_schema: Schema | None = None
-    request: Request | None = None
 
 
 class Owner(Protocol):
@@ -166,15 +159,19 @@ class Table:
         self._owner: Owner | None = None
         self._tags = parse_tags(tags)
         self._fields = {**BUILT_IN, **self._tags}
-        self.partition_by = self._check_partition(partition_by)
-        self._sampler = self._check_selector("sampler", Uniform() if sampler is None else sampler)
-        self._remover = self._check_selector("remover", Fifo() if remover is None else remover)
+        self.partition_by = checked_partition(partition_by, self._tags)
+        self._sampler = checked_selector(
+            "sampler", Uniform() if sampler is None else sampler, self._fields
+        )
+        self._remover = checked_selector(
+            "remover", Fifo() if remover is None else remover, self._fields
+        )
         self._ages = selectors_age(self._sampler, self._remover)
         self._alpha = largest_alpha(self._sampler, self._remover)
-        self._limiter = self._check_limiter(MinSize(1) if limiter is None else limiter)
-        self._clock: Clock = SystemClock() if clock is None else _checked_clock(clock)
-        self._storage = _checked_storage(storage)
-        rows, shared = (None, None) if signature is None else _declared(signature)
+        self._limiter = checked_limiter(MinSize(1) if limiter is None else limiter, self.capacity)
+        self._clock: Clock = SystemClock() if clock is None else checked_clock(clock)
+        self._storage = checked_storage(storage)
+        rows, shared = (None, None) if signature is None else declared(signature)
         self._schema: Schema | None = None
         self._shared_schema: Schema | None = None
         self._counts = Counts()
@@ -255,43 +252,7 @@ class Table:
 
         return table_from_config(config)
 
-    # -- checks at construction -----------------------------------------------------------------
-    def _check_partition(self, given: Any) -> tuple[str, ...]:
-        fields = names("partition_by", given)
-        allowed = [name for name in self._fields if name in self._settable()[1:]]
-        for name in fields:
-            if name not in allowed:
-                raise InvalidValue(f"partition_by: {name!r} is not one of {', '.join(allowed)}")
-        if len(set(fields)) < len(fields):
-            raise InvalidValue(f"partition_by: a field is named twice in {fields}")
-        return fields
-
-    def _check_selector(self, role: str, selector: Any) -> Selector:
-        if not isinstance(selector, Selector):
-            raise InvalidValue(
-                f"{role}: expected a selector such as rc.Fifo(), got {shown(selector)}"
-            )
-        numbers = [name for name, kind in self._fields.items() if kind != "str"]
-        for name in fields_used(selector):
-            if name not in self._fields:
-                raise InvalidValue(
-                    f"{role}: {selector} names no field of this table; use one of "
-                    f"{', '.join(numbers)}, or declare a tag"
-                )
-            if name not in numbers:
-                raise InvalidValue(
-                    f"{role}: {name!r} is text, which has no order; use one of {', '.join(numbers)}"
-                )
-        return selector
-
-    def _check_limiter(self, limiter: Any) -> Limiter:
-        if not isinstance(limiter, Limiter):
-            raise InvalidValue(
-                f"limiter: expected a limiter such as rc.MinSize(1), got {shown(limiter)}"
-            )
-        limiter.check_capacity(self.capacity)
-        return limiter
-
+    # -- columns --------------------------------------------------------------------------------
     def _check_bytes(self, limiter: Limiter, rows: Schema, shared: Schema | None) -> None:
         """Raise where `capacity_bytes` never holds the items that a limiter waits for."""
         columns = [*rows.columns.values(), *(shared.columns.values() if shared else ())]
@@ -355,13 +316,13 @@ class Table:
         """
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
+        insert = checked_insert(self, columns, shared, rows_per_item, priority, request, fields)
         with self._transaction():
             self._enter()
-            result = self._try_insert(insert)
+            result = try_insert(self, insert)
         if isinstance(result, Blocked):
             result = self._gate.wait(
-                lambda: self._try_insert(insert), result, self._gate.departures, timeout, "insert"
+                lambda: try_insert(self, insert), result, self._gate.departures, timeout, "insert"
             )
         if self._effects.followers:
             self._effects.settle(result[1])
@@ -381,172 +342,12 @@ class Table:
         """The same as `insert`, for asyncio."""
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        insert = self._checked_insert(columns, shared, rows_per_item, priority, request, fields)
+        insert = checked_insert(self, columns, shared, rows_per_item, priority, request, fields)
         keys, number = await self._gate.run_async(
-            lambda: self._try_insert(insert), self._gate.departures, timeout, "insert"
+            lambda: try_insert(self, insert), self._gate.departures, timeout, "insert"
         )
         await self._effects.settle_async(number)
         return keys
-
-    def _checked_insert(
-        self,
-        columns: Mapping[str, Any],
-        shared: Mapping[str, Any] | None,
-        rows_per_item: Any,
-        priority: Any,
-        request: Any,
-        fields: dict[str, Any],
-    ) -> _Insert:
-        """Check everything that an insert was given; what remains is tried under the lock."""
-        schema = self._schema or Schema.infer(columns)
-        try:
-            rows = schema.check(columns)
-        except SchemaError:
-            if not self._columns_changed():
-                raise
-            assert self._schema is not None
-            schema = self._schema
-            rows = schema.check(columns)
-        per_item, count = items_of(rows.count, rows_per_item)
-        shared_schema = shared_rows = None
-        if shared is not None or self._shared_schema is not None:
-            shared_schema, shared_rows = self._check_shared(shared, count)
-        if fields:
-            fields = {name: self._check_field(name, value, count) for name, value in fields.items()}
-        if priority is not None:
-            priority = check_priority(priority, count, self._alpha)
-        if request is not None:
-            request = check_request(request)
-        if self._ages:
-            self._check_ages(fields, count)
-        if count > self.capacity:
-            raise NeverPossible(
-                f"an insert of {count} items never fits table {self.name!r} of capacity "
-                f"{self.capacity}; insert fewer at a time"
-            )
-        return _Insert(
-            rows, shared_rows, per_item, count, priority, fields, 0.0, -1.0,
-            columns, shared, schema, shared_schema, request,
-        )  # fmt: skip
-
-    def _columns_changed(self) -> bool:
-        """Whether another process has fixed columns, or added one, since we last looked."""
-        before = self._schema
-        if self._shared is not None:
-            with self._transaction():
-                pass
-        return self._schema is not before
-
-    def _check_shared(
-        self, shared: Mapping[str, Any] | None, count: int
-    ) -> tuple[Schema | None, Rows | None]:
-        schema = self._shared_schema
-        if shared is not None and not isinstance(shared, Mapping):
-            raise SchemaError(
-                "shared: expected a mapping of names to columns with one cell per item, got "
-                f"{type(shared).__name__} {shown(shared)}"
-            )
-        if schema is None:
-            if not shared:
-                return None, None
-            if self._schema is not None:
-                raise SchemaError(
-                    f"table {self.name!r} has no shared columns; its first insert, or signature= "
-                    "with rc.Column(..., shared=True), must name them"
-                )
-            schema = Schema.infer(shared, "shared column")
-        rows = schema.check(shared or {})
-        if not shared:
-            rows.count = count
-        if rows.count != count:
-            raise SchemaError(
-                f"shared columns need one cell per item: there are {count} items, and they have "
-                f"{rows.count} cells"
-            )
-        return schema, rows
-
-    def _try_insert(self, new: _Insert) -> tuple[Keys, int] | Blocked:
-        storage = self._storage
-        if new.schema is not self._schema and self._schema is not None:
-            self._check_again(new)
-        if new.request is not None:
-            known = self._requests.keys(new.request)
-            if known is not None:
-                return known, self._effects.number
-        count = new.count
-        if count == 0:
-            return np.zeros(0, np.uint64), self._effects.number
-        self._limiter.check_insert(count)
-        excess = 0  # whoever owns the table has made room, or has promised it
-        if self._owner is None:
-            excess = len(storage) + count - self.capacity
-        excess_bytes = 0
-        if self.capacity_bytes is not None:
-            excess_bytes = storage.nbytes + self._payload(new) - self.capacity_bytes
-        departures = self._limiter.departures_needed(self._counts, count)
-        if departures:
-            self._limiter.check_waiting_insert(self._counts, count, storage.hidden)
-            needs = many(departures, "more sample or removal", "more samples or removals")
-            return Blocked(f"limiter {self._limiter} needs {needs}", departures)
-        new.inserted_at = self._clock.time()
-        keys = None
-        if excess == count and excess_bytes <= 0 and not self._effects.readers:
-            keys = storage.recycle(self._remover, new, tell=self._effects.journal is not None)
-        if keys is not None:
-            self._left(count, "evicted", None if keys.size == count else keys[count:])
-            keys = keys[:count]
-        elif excess > 0 or excess_bytes > 0:
-            blocked = self._make_place(max(excess, 0), max(excess_bytes, 0), new)
-            if blocked is not None:
-                return blocked
-        if self._schema is None and new.schema is not None:
-            self._check_bytes(self._limiter, new.schema, new.shared_schema)
-            self._set_schema(new.schema, new.shared_schema)
-        if keys is None:
-            keys = storage.insert(new)
-        self._counts.inserts += count
-        if new.request is not None:
-            self._requests.remember(new.request, keys)
-        self._effects.emit(Inserted, keys, new, new.request)
-        self._gate.arrivals.changed(count)
-        self._effects.deliver()
-        return keys, self._effects.number
-
-    def _check_again(self, new: _Insert) -> None:
-        """Columns were fixed, or added, since an insert was checked."""
-        assert self._schema is not None
-        new.rows = self._schema.check(new.given)
-        if new.given_shared is not None or self._shared_schema is not None:
-            new.shared = self._check_shared(new.given_shared, new.count)[1]
-        new.schema = self._schema
-
-    def _payload(self, new: _Insert) -> int:
-        assert new.schema is not None
-        payload = new.schema.payload(new.rows)
-        if new.shared is not None:
-            shared = self._shared_schema or new.shared_schema
-            assert shared is not None
-            payload += shared.payload(new.shared)
-        assert self.capacity_bytes is not None
-        if payload > self.capacity_bytes:
-            raise NeverPossible(
-                f"an insert of {payload} bytes never fits table {self.name!r} of "
-                f"{self.capacity_bytes} bytes; insert fewer at a time"
-            )
-        return payload
-
-    def _make_place(self, items: int, nbytes: int, new: NewItems) -> Blocked | None:
-        """Evict what must leave; what is leased cannot, and then the insert waits."""
-        storage = self._storage
-        if items > len(storage) - storage.hidden or nbytes > storage.nbytes - storage.hidden_nbytes:
-            return Blocked(
-                f"the table is full and {storage.hidden} of its {many(len(storage), 'item')} are "
-                "leased; a lease must be confirmed or given back"
-            )
-        if new.priority is None:
-            new.default_priority = storage.highest_priority()
-        self._evict(items, nbytes)
-        return None
 
     def _evict(self, items: int, nbytes: int) -> None:
         effects = self._effects
@@ -600,13 +401,13 @@ class Table:
         """
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        n, bound, replace = self._check_sample(n, where, replace)
+        n, bound, replace = check_sample(self, n, where, replace)
         with self._transaction():
             self._enter()
-            result = self._try_sample(n, bound, replace)
+            result = try_sample(self, n, bound, replace)
         if isinstance(result, Blocked):
             result = self._gate.wait(
-                lambda: self._try_sample(n, bound, replace),
+                lambda: try_sample(self, n, bound, replace),
                 result,
                 self._gate.arrivals,
                 timeout,
@@ -627,86 +428,15 @@ class Table:
         """The same as `sample`, for asyncio."""
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        n, bound, replace = self._check_sample(n, where, replace)
+        n, bound, replace = check_sample(self, n, where, replace)
         chosen, number = await self._gate.run_async(
-            lambda: self._try_sample(n, bound, replace),
+            lambda: try_sample(self, n, bound, replace),
             self._gate.arrivals,
             timeout,
             f"sample({n})",
         )
         await self._effects.settle_async(number, changed=chosen.worn is not None)
         return chosen.read()
-
-    def _check_sample(self, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
-        n = whole("n", n, 1)
-        bound = None if where is None else self._where(where)
-        return n, bound, replace if replace is True else flag("replace", replace)
-
-    def _try_sample(
-        self, n: int, where: Where | None, replace: bool
-    ) -> tuple[Chosen, int] | Blocked:
-        blocked = self._cannot_sample(n, where, replace)
-        if blocked is not None:
-            return blocked
-        chosen = self._storage.sample(self._sampler, n, where, replace, self._sample_calls)
-        self._counts.samples += n
-        self._sample_calls += 1
-        if self._effects.journal is not None:
-            self._effects.journal.sampled(chosen.keys)
-        gone = chosen.worn
-        if gone is not None:
-            self._left(gone.count, "sampled", gone)
-        self._gate.departures.changed(n)
-        self._effects.deliver()
-        return chosen, self._effects.number
-
-    def _cannot_sample(self, n: int, where: Where | None, replace: bool) -> Blocked | None:
-        """Why n items cannot be sampled now, None where they can; raises where they never can."""
-        self._limiter.check_sample(n)
-        often = self.max_times_sampled
-        sampler = self._sampler
-        distinct, deal = 1, None
-        if not replace or isinstance(sampler, Ordered):
-            distinct = n
-        elif isinstance(sampler, Mixed):
-            deal = _next_deal(self._storage, sampler, n)
-            distinct = different_items(deal, often, 0)
-        self._check_size(distinct)
-        if often and n > self.capacity * often:
-            raise NeverPossible(
-                f"{n} samples are never there: {many(self.capacity, 'item')} at most, each "
-                f"sampled {many(often, 'time')} at most"
-            )
-        visible, sampled = self._storage.available(where, n)
-        if deal is not None:
-            distinct = different_items(deal, often, sampled)
-        missing = distinct - visible
-        if often:
-            missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
-        return self._blocked(n, distinct, visible, missing, where)
-
-    def _check_size(self, distinct: int) -> None:
-        if distinct > self.capacity:
-            raise NeverPossible(
-                f"{distinct} different items are never there: the capacity of table "
-                f"{self.name!r} is {self.capacity}"
-            )
-
-    def _blocked(
-        self, n: int, distinct: int, visible: int, missing: int, where: Where | None
-    ) -> Blocked | None:
-        inserts = self._limiter.inserts_needed(self._counts, n)
-        if inserts <= 0 and missing <= 0:
-            return None
-        if inserts:
-            self._limiter.check_waiting_sample(self._counts, n, self._storage.hidden)
-        meeting = "" if where is None else " that meet the query"
-        needs = f"needs {many(distinct, 'item')}, has {visible}{meeting}"
-        if missing > 0 and distinct <= visible:
-            needs += f", of which {many(missing, 'more')} must be sampled less often"
-        if inserts:
-            needs += f"; limiter {self._limiter} needs {many(inserts, 'more insert')}"
-        return Blocked(needs, max(inserts, missing, 1))
 
     # -- taking, and leases ---------------------------------------------------------------------
     def take(
@@ -740,7 +470,7 @@ class Table:
         """
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        attempt = self._taking(n, where, lease, partial, owner)
+        attempt = taking(self, n, where, lease, partial, owner)
         result = self._try_take(attempt)
         if isinstance(result, Blocked):
             result = self._gate.wait(attempt, result, self._gate.arrivals, timeout, f"take({n})")
@@ -779,45 +509,11 @@ class Table:
         """The same as `take`, for asyncio."""
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        attempt = self._taking(n, where, lease, partial, owner)
+        attempt = taking(self, n, where, lease, partial, owner)
         waited = self._gate.run_async(attempt, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = await waited
         await self._effects.settle_async(number)
         return chosen.read(lease=held)
-
-    def _taking(
-        self, n: Any, where: Any, lease: Any, partial: Any, owner: Any
-    ) -> Callable[[], tuple[Chosen, Lease | None, int] | Blocked]:
-        n = whole("n", n, 1)
-        bound = None if where is None else self._where(where)
-        span = None if lease is None else time_span("lease", lease)
-        partial = flag("partial", partial)
-        if not isinstance(owner, str):
-            raise InvalidValue(f"owner: expected text, got {shown(owner)}")
-
-        def attempt() -> tuple[Chosen, Lease | None, int] | Blocked:
-            visible, _ = self._storage.available(bound, n)
-            count = n
-            if partial:
-                allowed = self._limiter.samples_allowed(self._counts)
-                count = max(1, int(min(n, visible, allowed)))
-            if not partial:
-                self._limiter.check_sample(count)
-                self._check_size(count)
-            blocked = self._blocked(count, count, visible, count - visible, bound)
-            if blocked is not None:
-                return blocked
-            chosen = self._storage.take(self._sampler, count, bound, hide=span is not None)
-            self._counts.samples += count
-            held = None
-            if span is None:
-                self._left(count, "taken", chosen)
-            else:
-                held = self._lease(chosen, owner, span)
-            self._effects.deliver()
-            return chosen, held, self._effects.number
-
-        return attempt
 
     def _lease(self, chosen: Chosen, owner: str, span: float) -> Lease:
         lease = self._leases.add(chosen.keys, owner, self._until(span))
@@ -886,15 +582,15 @@ class Table:
         """
         keys = keys_of(keys)
         if not fields:
-            raise InvalidValue(f"update: name a field to change: {', '.join(self._settable())}")
+            raise InvalidValue(f"update: name a field to change: {', '.join(settable(self._tags))}")
         checked: dict[str, Any] = {}
         for name, value in fields.items():
             if name == "priority":
                 checked[name] = check_priority(value, keys.size, self._alpha)
             else:
-                checked[name] = self._check_field(name, value, keys.size)
+                checked[name] = checked_field(name, value, keys.size, self._tags)
         if self._ages and "version" in checked:
-            self._check_ages(checked, keys.size)
+            check_versions(checked, keys.size)
         with self._transaction():
             self._enter()
             found = self._storage.update(keys, checked)
@@ -927,54 +623,12 @@ class Table:
             filling = self._schema.only(columns).check(columns)
             found = np.isin(keys, self._storage.find(keys, None, visible=False))
             if found.any():
-                self._fill(keys, found, filling, rows_per_item)
+                fill(self, keys, found, filling, rows_per_item)
                 self._effects.emit(Amended, keys[found], columns)
                 self._gate.arrivals.changed(keys.size)
             number = self._done()
         self._effects.settle(number)
         return found
-
-    def _fill(
-        self, keys: Keys, found: NDArray[np.bool_], filling: Rows, rows_per_item: Any
-    ) -> None:
-        """Store the found items again, with cells filled in."""
-        assert self._schema is not None
-        here = keys[found]
-        stored = self._storage.get(here, None).read()
-        starts = stored.info.row_offsets
-        per_item = np.diff(starts).astype(np.int32)
-        if filling.count == stored.rows:
-            given = np.ones(stored.rows, np.bool_)
-        else:
-            rows, count = items_of(filling.count, 1 if rows_per_item is None else rows_per_item)
-            per_key = np.broadcast_to(rows, count)
-            if count != keys.size or not np.array_equal(per_key[found], per_item):
-                raise SchemaError(
-                    f"amend: the columns have {filling.count} rows and the items {stored.rows}; "
-                    "give every row of every item, and rows_per_item where keys may have gone"
-                )
-            given = np.repeat(found, per_key)
-        filled, sizes = self._schema.filled(stored, filling, given)
-        payload = np.add.reduceat(sizes, starts[:-1])
-        self._make_place_to_amend(here, int(payload.sum()))
-        self._storage.amend(here, filled, per_item, payload)
-
-    def _make_place_to_amend(self, keys: Keys, payload: int) -> None:
-        """Evict others where filled cells would exceed the capacity."""
-        storage = self._storage
-        if self.capacity_bytes is None or storage.nbytes + payload <= self.capacity_bytes:
-            return
-        kept = storage.hide(keys)
-        excess = storage.nbytes + payload - self.capacity_bytes
-        fits = excess <= storage.nbytes - storage.hidden_nbytes
-        if fits:
-            self._evict(0, excess)
-        storage.show(kept, returned=False)
-        if not fits:
-            raise NeverPossible(
-                f"amend: {payload} more bytes do not fit table {self.name!r} of "
-                f"{self.capacity_bytes} bytes beside the amended and the leased items"
-            )
 
     def add_column(
         self, name: str, dtype: Any, shape: Sequence[int] = (), *, ragged: bool = False
@@ -1142,7 +796,7 @@ class Table:
 
     @limiter.setter
     def limiter(self, limiter: Limiter) -> None:
-        limiter = self._check_limiter(limiter)
+        limiter = checked_limiter(limiter, self.capacity)
         with self._transaction():
             if self._schema is not None:
                 self._check_bytes(limiter, self._schema, self._shared_schema)
@@ -1156,7 +810,7 @@ class Table:
 
     @sampler.setter
     def sampler(self, sampler: Selector) -> None:
-        self._set_selectors(self._check_selector("sampler", sampler), self._remover)
+        self._set_selectors(checked_selector("sampler", sampler, self._fields), self._remover)
 
     @property
     def remover(self) -> Selector:
@@ -1165,7 +819,7 @@ class Table:
 
     @remover.setter
     def remover(self, remover: Selector) -> None:
-        self._set_selectors(self._sampler, self._check_selector("remover", remover))
+        self._set_selectors(self._sampler, checked_selector("remover", remover, self._fields))
 
     def _set_selectors(self, sampler: Selector, remover: Selector) -> None:
         with self._transaction():
@@ -1282,32 +936,7 @@ class Table:
                 self._bring_back(lease, "lapsed")
             self._effects.deliver()
 
-    # -- checks of what calls are given -----------------------------------------------------------
-    def _settable(self) -> list[str]:
-        return [*SETTABLE, *self._tags]
-
-    def _check_field(self, name: str, value: Any, count: int) -> FieldValue:
-        if name not in self._tags and name not in SETTABLE:
-            if name in BUILT_IN:
-                raise InvalidValue(
-                    f"{name}: the table makes this field; set one of {', '.join(self._settable())}"
-                )
-            raise InvalidValue(
-                f"unknown field {name!r}; set one of {', '.join(self._settable())}, or declare it "
-                f"with tags={{{name!r}: float}}"
-            )
-        return check_value(name, self._fields[name], value, count)
-
-    def _check_ages(self, fields: Mapping[str, Any], count: int) -> None:
-        """Weights that age need a version of every item."""
-        version = fields.get("version")
-        missing = isinstance(version, np.ndarray) and (version < 0).any()
-        if count and (version is None or missing):
-            raise InvalidValue(
-                "version: half_life ages items by their version, and an item has none; "
-                "give version=..."
-            )
-
+    # -- queries ----------------------------------------------------------------------------------
     def _where(self, given: Any) -> Where:
         """Check a query against the fields, and find out what partitions can answer of it."""
         query = as_query(given)
@@ -1321,67 +950,6 @@ class Table:
                 self._wheres.clear()
             self._wheres[query] = known
         return known
-
-
-def _declared(signature: Any) -> tuple[Schema, Schema | None]:
-    """The schemas of rows and of shared cells that a signature declares."""
-    columns = Schema.from_signature(signature).columns
-    rows = {name: column for name, column in columns.items() if not column.shared}
-    shared = {name: column for name, column in columns.items() if column.shared}
-    return Schema(rows), Schema(shared, "shared column") if shared else None
-
-
-@runtime_checkable
-class _Dealer(Protocol):
-    """Keeps what rounding owes to the parts of mixtures."""
-
-    _credits: Credits
-
-
-@runtime_checkable
-class _WithDealer(Protocol):
-    """A storage that leaves it to another object to choose."""
-
-    _choosing: _Dealer
-
-
-def _next_deal(storage: Storage, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
-    """How a storage will deal its next n draws; where it does not show it, the worst there is."""
-    dealer = storage._choosing if isinstance(storage, _WithDealer) else storage
-    if isinstance(dealer, _Dealer):
-        account = (mixture, False)
-        credits = {account: dealer._credits[account].copy()} if account in dealer._credits else {}
-        return dealt(credits, mixture, n, evicting=False)
-    orders = [part for part, share in mixture.selectors if share and isinstance(part, Ordered)]
-    return [(orders[0] if orders else Uniform(), n)]
-
-
-def _checked_storage(storage: Any) -> Storage:
-    if storage is None:
-        from recollect.storage.memory import MemoryStorage
-
-        return MemoryStorage()
-    has = {*dir(storage), *dir(type(storage))}
-    missing = [verb for verb in VERBS if verb not in has]
-    if isinstance(storage, type) or has.isdisjoint(("open", "transaction", "insert")):
-        raise InvalidValue(
-            f"storage: expected one such as rc.MemoryStorage(), got {shown(storage)}"
-        )
-    if missing:
-        raise InvalidValue(
-            f"storage: {type(storage).__name__} lacks {', '.join(missing)}; "
-            "recollect.storage.base.Storage says what one must have"
-        )
-    made: Storage = storage
-    return made
-
-
-def _checked_clock(clock: Any) -> Clock:
-    verbs = ("time", "monotonic", "sleep_until", "on_turn")
-    if not all(callable(getattr(clock, verb, None)) for verb in verbs):
-        raise InvalidValue(f"clock: expected one such as rc.ManualClock(), got {shown(clock)}")
-    checked: Clock = clock
-    return checked
 
 
 def _selected(fields: Mapping[str, Any], found: NDArray[np.bool_]) -> dict[str, Any]:

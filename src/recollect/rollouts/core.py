@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from recollect import kernels
 from recollect.arguments import flag, keys_of, names, text, whole
+from recollect.checks import check_versions
 from recollect.clock import Clock
 from recollect.errors import InvalidValue, shown
+from recollect.inserting import NewInsert, try_insert
 from recollect.query import as_query, field
 from recollect.ragged import Ragged
 from recollect.rollouts.accounts import Accounts
@@ -50,7 +52,7 @@ from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.chosen import MemoryChosen
 from recollect.storage.fields import parse_tags
-from recollect.table import LARGEST_CAPACITY, Table, WhereLike, _Insert
+from recollect.table import LARGEST_CAPACITY, Table, WhereLike
 from recollect.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -200,7 +202,7 @@ class Core:
         if known is None:
             return None
         if table._ages:
-            table._check_ages(known.fields, 1)
+            check_versions(known.fields, 1)
         with table._transaction():
             table._enter()
             return self._store_direct(known)
@@ -216,7 +218,7 @@ class Core:
         rule = self.rules[group.task]
         encoded = encode(group, version, rule, self.tags)
         if self.table._ages and encoded.status is Status.COMPLETED:
-            self.table._check_ages(encoded.fields, 1)
+            check_versions(encoded.fields, 1)
 
         def attempt() -> int | Blocked | None:
             key: int | Blocked | None
@@ -393,8 +395,9 @@ class Core:
         if per_item is None:
             per_item = self._per_item[encoded.count] = np.array([encoded.count], np.int32)
         shared = Rows(1, encoded.shared, encoded.shared_present)
-        inserted = table._try_insert(
-            _Insert(
+        inserted = try_insert(
+            table,
+            NewInsert(
                 rows,
                 shared,
                 per_item,
@@ -408,7 +411,7 @@ class Core:
                 table._schema,
                 table._shared_schema,
                 None,
-            )
+            ),
         )
         assert not isinstance(inserted, Blocked)
         return int(inserted[0][0])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.arguments import keys_of, many, text, time_span, whole
+from recollect.checks import checked_field
 from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.info import Lease
@@ -223,7 +224,7 @@ class Taking:
             if name == "priority":
                 checked[name] = check_priority(value, keys.size, table._alpha)
             else:
-                checked[name] = table._check_field(name, value, keys.size)
+                checked[name] = checked_field(name, value, keys.size, table._tags)
         if not checked:
             raise InvalidValue(f"update: name a field to change: {', '.join(allowed)}")
 
