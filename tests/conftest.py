@@ -1,6 +1,6 @@
 """Fails a run in which a test was skipped, where nothing may be skipped (`make test`).
 
-Also what several tests share: a PostgreSQL server, a browser.
+Also what several tests share: a PostgreSQL server, a browser, the rules of property tests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from postgres_server import PostgresServer
+
+# Property tests judge results, never time, and a run can be repeated. Other examples each time:
+# pytest --hypothesis-profile=explore
+ANY_TIME: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **ANY_TIME)
+settings.register_profile("explore", **ANY_TIME)
+settings.load_profile("repeatable")
 
 NOT_RUN = ("skipped", "xfailed", "xpassed")
 
