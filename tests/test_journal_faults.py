@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,13 @@ def calls_made(tmp_path: Path) -> list[str]:
     return made
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed is tried again by the next call, and not while the first is yet to hear of it."""
+    monkeypatch.setattr(journal_writer, "RETRY", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("mode", ["fail", "truncate", "full"])
 def test_a_failure_at_any_call_loses_nothing_acknowledged(mode: str, tmp_path: Path) -> None:
     """And every insert is told of a failure in some case.
@@ -128,6 +137,37 @@ def test_with_interval_the_error_reaches_the_next_call_and_goes_away_by_itself(
     assert stored(tmp_path / "j", tmp_path / "copy") == [0, 1, 2, 3]
 
 
+class Late(threading.Condition):
+    """Those who were woken take their time."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        woken = super().wait(timeout)
+        time.sleep(0.3)
+        return woken
+
+
+class Slow(Faulty):
+    """A disk that fails slowly: whoever waits for it waits by then."""
+
+    def called(self, what: str, path: Any = "") -> bool:
+        if self.fail_at == len(self.log) + 1:
+            time.sleep(0.3)
+        return super().called(what, path)
+
+
+@pytest.mark.usefixtures("patient")
+def test_who_wakes_late_is_told_of_a_failure_before_it_is_tried_again(tmp_path: Path) -> None:
+    files = Slow(1)
+    table = journaled(tmp_path / "j", files)
+    writer = table._journal.writer  # type: ignore[union-attr]
+    writer._changed = Late()
+    assert not insert(table, 0)
+    assert insert(table, 1)
+    table.close()
+    assert stored(tmp_path / "j", tmp_path / "copy") == [0, 1]
+
+
+@pytest.mark.usefixtures("patient")
 def test_a_coroutine_that_waits_is_told(tmp_path: Path) -> None:
     files = Faulty(1)
     table = journaled(tmp_path / "j", files)

@@ -172,7 +172,8 @@ class Writer:
                 return
             if not self.flush():
                 self._something.set()
-                self._urgent.wait(RETRY)
+                if not self._closing:
+                    self._urgent.wait(RETRY)
 
     def flush(self) -> bool:
         """Write what is queued; returns whether that worked."""
@@ -189,6 +190,7 @@ class Writer:
                     log.error("%s: the journal cannot be written: %s", self.path, error)
                 self._failure = error
                 self.failures += 1
+                self._urgent.clear()  # those who asked for this attempt are told that it failed
                 if self.queued > GIVEN_UP:
                     self._end(
                         f"{self.path}: the journal was given up: its disk failed ({error}) for "
