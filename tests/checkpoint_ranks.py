@@ -68,6 +68,12 @@ class Ranks:
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.told(rank, "pid")[0], number)
 
+    def stop(self, rank: int) -> None:
+        """Send SIGSTOP, and return when each of its threads has stopped: that takes a moment."""
+        self.signal(rank, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.told(rank, 'pid')[0]}/task")
+        self.wait_for(lambda: all(state == "T" for state in map(_state, tasks.iterdir())))
+
     def step(self, rank: int) -> int:
         return max(self.told(rank, "step"), default=0)
 
@@ -94,6 +100,14 @@ class Ranks:
                     except ProcessLookupError:
                         continue
         self.process.wait(30)
+
+
+def _state(task: Path) -> str:
+    """What a thread does: R, S, T; one that has ended since counts as stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "T"
 
 
 # What a rank does
@@ -126,7 +140,7 @@ class Rank:
                 rank=self.rank,
                 world_size=self.count,
             )
-        options = {"timeout": 1.5, **self.options}
+        options = {"timeout": 5.0, **self.options}
         self.checkpoints = rc.Checkpoints(
             self.folder / "saved", self.table, self.rank, self.count, **options
         )

@@ -9,6 +9,7 @@ agree in everything one can see, also in what they draw next.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,14 @@ import pytest
 
 import recollect as rc
 
+OWN_ARGUMENTS = sorted(
+    {
+        name
+        for call in (rc.Table.insert, rc.Table.insert_async, rc.Table.update)
+        for name, argument in inspect.signature(call).parameters.items()
+        if argument.kind is not argument.VAR_KEYWORD
+    }
+)
 COUNTER = np.uint64((1 << 44) - 1)  # a key without its table's origin
 
 SIGNATURE = {
@@ -68,6 +77,13 @@ def plain() -> rc.Table:
 
 def empty() -> rc.Table:
     return rc.Table("empty", capacity=10, capacity_bytes=100, seed=7)
+
+
+def noted() -> rc.Table:
+    """Without an absent cell."""
+    table = rc.Table("noted", capacity=10, signature=SIGNATURE, seed=7)
+    table.insert(rows(2, note=np.ones(2, np.float32)))
+    return table
 
 
 def uniform() -> rc.Table:
@@ -202,6 +218,8 @@ CONSTRUCTION = [
     wrong("tag with a space", lambda _: table(tags={"a b": int}), INVALID, "tags", "'a b'", "letters"),
     wrong("tag that is a field", lambda _: table(tags={"priority": float}), INVALID, "tags", "'priority'", "taken"),
     wrong("tag that info uses", lambda _: table(tags={"weights": float}), INVALID, "tags", "'weights'", "taken"),
+    *[wrong(f"tag that insert calls its own {name}", lambda _, name=name: table(tags={name: int}), INVALID, "tags", repr(name), "taken") for name in OWN_ARGUMENTS],
+    *[wrong(f"tag that a query reads as {name}", lambda _, name=name: table(tags={name: int}), INVALID, "tags", repr(name), "taken") for name in ("in", "and", "or", "not", "is", "between", "absent", "null", "true", "false", "inf", "IN")],
     wrong("tag of an unknown type", lambda _: table(tags={"a": complex}), INVALID, "tags.a", "int, float, bool or str"),
     wrong("tag of an unhashable type", lambda _: table(tags={"a": []}), INVALID, "tags.a", "int, float, bool or str", "[]"),
     wrong("partition by a number", lambda _: table(partition_by=5), INVALID, "partition_by", "names", "5"),
@@ -329,6 +347,8 @@ INSERT = [
     wrong("rows_per_item is a bool", lambda t: t.insert(rows(2), rows_per_item=True), INVALID, "rows_per_item", "whole", "True"),
     wrong("rows_per_item adds up wrongly", lambda t: t.insert(rows(3), rows_per_item=[2, 2]), INVALID, "rows_per_item", "3 rows", "4"),
     wrong("rows_per_item with an empty item", lambda t: t.insert(rows(3), rows_per_item=[3, 0]), INVALID, "rows_per_item", "above 0"),
+    wrong("rows_per_item with an empty item first", lambda t: t.insert(rows(3), rows_per_item=[0, 3]), INVALID, "rows_per_item: expected numbers above 0, got 0 for item 0"),
+    wrong("rows_per_item below zero", lambda t: t.insert(rows(3), rows_per_item=[4, -1]), INVALID, "rows_per_item", "got -1 for item 1"),
     wrong("rows_per_item is nested", lambda t: t.insert(rows(3), rows_per_item=[[1, 2]]), INVALID, "rows_per_item", "[[1, 2]]"),
     wrong("rows_per_item is ragged", lambda t: t.insert(rows(3), rows_per_item=[[1], [1, 2]]), INVALID, "rows_per_item", "one per item"),
     wrong("priority is negative", lambda t: t.insert(rows(1), priority=-1.0), INVALID, "priority", "0 or more", "-1"),
@@ -470,6 +490,7 @@ KEYS = [
     wrong("amend no column", lambda t: t.amend(keys_of(t), {}), SCHEMA, "amend", "at least one column"),
     wrong("amend with another dtype", lambda t: t.amend(keys_of(t)[:1], {"note": np.zeros(1)}), SCHEMA, "'note'", "float32", "float64"),
     wrong("amend with too few rows", lambda t: t.amend(keys_of(t), {"note": [1.0, 2.0]}), SCHEMA, "amend", "2 rows", "6"),
+    wrong("amend what is there", lambda t: t.amend(keys_of(t)[:1], {"note": [1.0]}), INVALID, "'note'", "row 0", "give None for that row, or leave the column out", on=noted),
     wrong("amend a key twice", lambda t: t.amend([1, 1], {"note": [1.0, 2.0]}), INVALID, "keys", "twice"),
     wrong("amend a table without columns", lambda t: t.amend([1], {"note": [1.0]}), SCHEMA, "'empty'", on=empty),
     wrong("add a column twice", lambda t: t.add_column("x", "float32"), SCHEMA, "'x'", "already"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from callers import MOMENT, until
 
 import recollect as rc
-from recollect.durability.exchange import FOLDER, ThroughFiles
+from recollect.durability.exchange import FOLDER, News, ThroughFiles
 from recollect.durability.sets import find_sets
+from recollect.durability.signals import Signals
 
 
 def filled(value: int = 1) -> rc.Table:
@@ -91,7 +94,7 @@ def run_ranks(path: Path, count: int, **options: Any) -> list[rc.Checkpoints]:
 
     def make(rank: int) -> None:
         made[rank] = rc.Checkpoints(
-            path, filled(rank), rank, count, signals=False, timeout=5.0, **options
+            path, filled(rank), rank, count, signals=False, **{"timeout": 5.0, **options}
         )
 
     threads = [threading.Thread(target=make, args=(rank,)) for rank in range(count)]
@@ -274,6 +277,49 @@ def test_a_rank_that_ends_twice_saves_one_set(tmp_path: Path) -> None:
             one.close()
 
 
+def test_a_crash_before_ranks_have_found_each_other_is_saved_as_one_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.durability import checkpoints as module
+
+    look = ThroughFiles.look
+    begun: set[int] = set()
+
+    def late(self: ThroughFiles, wants: bool) -> News:
+        if id(self) not in begun:
+            begun.add(id(self))
+            time.sleep(module.PARKING + 0.2)  # longer than a crash waits for the training
+        return look(self, wants)
+
+    monkeypatch.setattr(ThroughFiles, "look", late)
+    monkeypatch.setattr(module, "FINDING", 20.0)
+    ranks = run_ranks(tmp_path, 2, timeout=20.0)
+    try:
+        ranks[0]._crash("ValueError")
+        (found,) = find_sets(tmp_path)
+        assert found.committed
+        assert found.steps == {0: 0, 1: 0}
+    finally:
+        for one in ranks:
+            one.close()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_crash_does_not_wait_for_long_where_nobody_is_found(
+    world_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.durability import checkpoints as module
+
+    monkeypatch.setattr(module, "FINDING", 0.1 if world_size == 2 else 60.0)
+    checkpoints = rc.Checkpoints(tmp_path, filled(), 0, world_size, signals=False, timeout=60)
+    begin = time.monotonic()
+    checkpoints._write_crash()
+    assert time.monotonic() - begin < 30
+    (found,) = find_sets(tmp_path)
+    assert set(found.steps) == {0}
+    checkpoints.close()
+
+
 def test_a_shard_that_arrives_between_two_looks_completes_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,12 +336,39 @@ def test_a_shard_that_arrives_between_two_looks_completes_the_set(
 
     mark = module.mark_partial
     monkeypatch.setattr(module, "mark_partial", arrive_and_mark)
+    monkeypatch.setattr(module, "FINDING", 0.1)  # the other rank never comes
     with rc.Checkpoints(tmp_path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
         checkpoints.maybe_save(3)
         checkpoints._crash("SIGTERM")
         (found,) = find_sets(tmp_path)
     assert found.committed
     assert not (found.path / "partial.json").exists()
+
+
+def test_why_a_set_is_not_whole_is_said_of_its_last_shard_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recollect.durability import checkpoints as module
+    from recollect.durability import sets
+    from recollect.durability.shards import write_shard
+
+    write = sets.write_whole
+
+    def arrive_first(path: Path, *arguments: Any) -> None:
+        if path.name == sets.PARTIAL:  # what is written now does not know of it
+            monkeypatch.setattr(sets, "write_whole", write)
+            (found,) = find_sets(tmp_path)
+            run = found.shards[0]["state"]["run"]
+            write_shard(path.parent, filled(1), 1, 2, found.step + 1, run=run)
+        write(path, *arguments)
+
+    monkeypatch.setattr(sets, "write_whole", arrive_first)
+    monkeypatch.setattr(module, "FINDING", 0.1)  # the other rank never comes
+    with rc.Checkpoints(tmp_path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
+        checkpoints.maybe_save(3)
+        checkpoints._crash("SIGTERM")
+        (found,) = find_sets(tmp_path)
+    assert "steps differ" in json.loads((found.path / sets.PARTIAL).read_text())["why"]
 
 
 def test_what_is_missing_is_not_written_beside_a_set_that_was_committed_meanwhile(
@@ -342,6 +415,34 @@ def test_an_uncaught_exception_saves_and_a_normal_end_does_not(tmp_path: Path) -
         assert ("no more" in run.stderr) == bool(code)
     assert steps_in(tmp_path / "failed") == [8]
     assert steps_in(tmp_path / "done") == []
+
+
+class SlowSignals(Signals):
+    """Its reader does not come to the pipe before it may."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.may_read = threading.Event()
+        super().__init__(*arguments)
+
+    def _read(self) -> None:
+        self.may_read.wait(30)
+        super()._read()
+
+
+def test_a_signal_is_heard_once_however_late_its_pipe_is_read() -> None:
+    heard: list[None] = []
+    signals = SlowSignals(lambda: heard.append(None), lambda why: None)
+    try:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        until(lambda: heard)  # the handler looked again, and heard it
+        signals.may_read.set()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        until(lambda: len(heard) > 1)
+        time.sleep(MOMENT)
+        assert len(heard) == 2
+    finally:
+        signals.may_read.set()
+        signals.close()
 
 
 def _fail_in_child(path: str) -> None:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import recollect as rc
 from recollect.batch import Batch
 from recollect.errors import SchemaError
 from recollect.info import Info
@@ -39,6 +40,53 @@ def test_absent_cells_are_none_and_come_back_absent():
     frame = batch.to_pandas()
     assert [frame[name][1] for name in frame] == [None] * 4
     assert Batch.from_pandas(frame) == batch
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.zeros(2, np.int32),
+        np.zeros(2, np.uint8),
+        np.zeros(2, np.float32),
+        np.zeros(2, np.bool_),
+        Ragged.from_list(["", ""]),
+    ],
+)
+def test_a_column_without_a_cell_comes_back_where_pandas_has_its_type(column):
+    batch = Batch({"r": [1, 2], "y": column}, present={"y": [False, False]})
+    frame = batch.to_pandas()
+    assert frame["y"].isna().all()
+    assert Batch.from_pandas(frame) == batch
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.zeros(2, np.float16),
+        np.zeros(2, ml_dtypes.bfloat16),
+        np.zeros(2, "M8[s]"),
+        np.zeros((2, 3)),
+        Ragged.from_list([b"", b""]),
+        Ragged.from_list([[], []], dtype=np.int32),
+    ],
+)
+def test_a_column_without_a_cell_is_left_out_where_nothing_tells_its_type(column):
+    frame = Batch({"r": [1, 2], "y": column}, present={"y": [False, False]}).to_pandas()
+    assert frame["y"].isna().all()
+    assert Batch.from_pandas(frame) == Batch({"r": [1, 2]})
+
+
+def test_what_a_table_returned_can_be_inserted_again_without_its_absent_cells():
+    columns = {
+        "x": rc.Column("int64"),
+        "y": rc.Column("float32", optional=True),
+        "ids": rc.Column("int32", ragged=True, optional=True),
+    }
+    table = rc.Table("a", capacity=10, signature=columns)
+    keys = table.insert({"x": [1, 2]})
+    for chosen in (keys, keys[:0]):
+        again = table.insert(Batch.from_pandas(table.get(chosen).to_pandas()))
+        assert table.get(again) == table.get(chosen)
 
 
 def test_the_index_is_the_key_of_the_rows_item():
@@ -98,6 +146,13 @@ def test_frames_that_hold_no_column_are_refused():
     ):
         with pytest.raises(SchemaError):
             Batch.from_pandas(frame)
+
+
+def test_a_frame_without_any_cell_says_what_to_do():
+    frame = pd.DataFrame({"a": [None, None]})
+    with pytest.raises(SchemaError, match=r"no column .* tells what it holds.*astype\({'a'"):
+        Batch.from_pandas(frame)
+    assert Batch.from_pandas(frame.astype({"a": "Float64"})).present["a"].tolist() == [False] * 2
 
 
 def test_without_pandas_the_error_names_the_extra(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -89,13 +90,13 @@ def test_a_copy_whose_end_was_interrupted_is_ended_by_the_next(two_cores, monkey
     table.sample(1)
     crew = helping._crew
 
-    def interrupted(*, help_first):
+    def interrupted(turn):
         raise KeyboardInterrupt
 
     for _ in range(50):
         gathering = begun(table, 300)
         with monkeypatch.context() as patch:
-            patch.setattr(crew, "end", interrupted, raising=False)
+            patch.setattr(crew, "give_up", interrupted, raising=False)
             patch.setattr(sys, "unraisablehook", lambda unraisable: None)
             del gathering
         assert crew.held is not None
@@ -103,6 +104,30 @@ def test_a_copy_whose_end_was_interrupted_is_ended_by_the_next(two_cores, monkey
         check_whole(table.sample(300), lengths)
         assert crew.held is None
         assert crew._owner is None
+
+
+def test_a_copy_that_is_collected_late_leaves_the_next_one_alone(two_cores):
+    """References to what is in a cycle die before it is told, and meanwhile another has begun."""
+    table, lengths = ragged_table(3000)
+    table.sample(1)
+
+    class Slow:
+        """In a cycle with a copy, and told first: the next copy begins meanwhile."""
+
+        def __del__(self):
+            batches.append(begun(table, 3000))
+
+    for _ in range(20):
+        batches = []
+        slow = Slow()
+        slow.itself, slow.copy = slow, begun(table, 3000)
+        del slow
+        gc.collect()
+        (gathering,) = batches
+        assert gathering.shared
+        columns, _ = gathering.columns()
+        gathering.finish()
+        check_whole(columns, lengths)
 
 
 def test_who_finds_the_other_thread_copying_copies_alone(two_cores):
@@ -256,26 +281,36 @@ print(helping._crew is not None)
     assert (ended.returncode, ended.stdout.strip()) == (0, "True"), ended.stderr
 
 
+class Together:
+    """Compares nothing; whoever of two threads comes first waits until the other has come too."""
+
+    def __init__(self):
+        self.done, self.threads = [], set()
+        self._both = threading.Barrier(2, timeout=20)
+
+    def __call__(self, begin, end):
+        if threading.get_ident() not in self.threads:
+            self._both.wait()
+            self.threads.add(threading.get_ident())
+        self.done.append((begin, end))
+
+
 def test_every_stretch_is_compared_once_by_one_of_two_threads(two_cores):
-    done, threads = [], set()
-
-    def compare(begin, end):
-        time.sleep(0.02)
-        done.append((begin, end))
-        threads.add(threading.get_ident())
-
+    compare = Together()
     helping.in_parts(compare, [0, 1, 1, 4, 9])
-    assert sorted(done) == [(0, 1), (1, 1), (1, 4), (4, 9)]
-    assert len(threads) == 2
+    assert sorted(compare.done) == [(0, 1), (1, 1), (1, 4), (4, 9)]
+    assert len(compare.threads) == 2
 
 
 def test_an_error_of_the_other_thread_is_raised_here(two_cores):
     me = threading.get_ident()
+    came = threading.Event()
 
     def copy(begin, end):
         if threading.get_ident() != me:
+            came.set()
             raise RuntimeError("broken")
-        time.sleep(0.05)
+        came.wait(20)
 
     with pytest.raises(RuntimeError, match="broken"):
         helping.in_parts(copy, range(9))
@@ -300,14 +335,11 @@ def test_a_forked_process_has_a_thread_of_its_own(two_cores):
     helping.in_parts(lambda begin, end: None, range(9))
     child = os.fork()
     if child == 0:
-        threads = set()
-
-        def copy(begin, end):
-            time.sleep(0.02)
-            threads.add(threading.get_ident())
-
-        helping.in_parts(copy, range(9))
-        os._exit(len(threads))
+        compare = Together()
+        try:
+            helping.in_parts(compare, range(9))
+        finally:
+            os._exit(len(compare.threads))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import recollect as rc
 from recollect.kernels import layout
+from recollect.storage.items import Items
 
 # What the project promises of 1,000,000 items is counted there; all the rest at 100,000, since
 # filling a table of a million for each case would take minutes.
@@ -471,3 +472,42 @@ def test_the_highest_priority_costs_what_changed():
             begin += int(block[layout.VISITS]) - before
         visits[size] = begin
     assert visits[65536] <= 2 * visits[4096] + 64 * 32
+
+
+# -- what a query by partitions looks at
+
+
+@pytest.mark.parametrize("sampler", [rc.Fifo(), rc.Uniform(), rc.Prioritized()])
+def test_a_query_by_partitions_looks_at_their_items_only(sampler, monkeypatch):
+    """After the first one: deletes, and queries that look further at what a partition has."""
+    table = rc.Table(
+        "t", capacity=20_000, sampler=sampler, partition_by=("task",), tags={"score": int}
+    )
+    names = ["rare" if n % 1000 == 0 else "often" for n in range(10_000)]
+    keys = table.insert({"x": np.arange(10_000)}, task=names, score=np.arange(10_000))
+    assert table.count({"task": "rare", "score": {"lt": 5000}}) == 5
+    for scan in ("visible", "stored"):
+        monkeypatch.setattr(Items, scan, lambda _: pytest.fail("it looked at every item"))
+    assert table.count({"task": "rare", "score": {"lt": 2000}}) == 2
+    assert set(table.sample(3, where={"task": "rare", "score": {"gt": 8500}})["x"]) == {9000}
+    assert table.delete(where={"task": "rare", "score": {"lt": 2000}}) == 2
+    assert table.delete(where={"task": "none"}) == 0
+    table.update(keys[:1], task="often")  # it has gone
+    table.update(keys[2000:2001], task="often")
+    more = table.insert({"x": [-1, -2]}, task="rare", score=0)
+    assert table.count({"task": "rare", "score": {"lt": 5000}}) == 4
+    assert table.delete(where={"task": "rare"}) == 9
+    monkeypatch.undo()
+    assert table.counts("task") == {"often": 9991}
+    assert table.delete(keys=more) == 0
+
+
+def test_a_query_by_partitions_counts_what_is_leased():
+    table = rc.Table("t", capacity=20_000, sampler=rc.Fifo(), partition_by=("task",))
+    names = ["rare" if n % 1000 == 0 else "often" for n in range(10_000)]
+    table.insert({"x": np.arange(10_000)}, task=names)
+    lease = table.take(3, where={"task": "rare"}, lease=60).info.lease
+    assert table.count({"task": "rare", "times_sampled": {"ge": 0}}) == 10
+    assert table.delete(where={"task": "rare"}) == 7  # leased ones stay
+    table.give_back(lease)
+    assert table.delete(where={"task": "rare"}) == 3

@@ -173,7 +173,7 @@ def test_large_records_come_back_and_are_torn_like_small_ones(tmp_path: Path) ->
     columns = 300_000
     for sync in ("interval", "off"):
         path = tmp_path / sync
-        with rc.Table("t", capacity=9, journal=rc.Journal(path, sync=sync, interval=1e6)) as table:
+        with rc.Table("t", capacity=9, journal=rc.Journal(path, sync=sync, interval=1e9)) as table:
             writer = table._journal.writer  # type: ignore[union-attr]
             ends = []
             for k in range(4):

@@ -123,7 +123,7 @@ def test_with_interval_the_error_reaches_the_next_call_and_goes_away_by_itself(
 ) -> None:
     monkeypatch.setattr(journal_writer, "RETRY", 1e6)
     files = Faulty()
-    table = journaled(tmp_path / "j", files, sync="interval", interval=1e6)
+    table = journaled(tmp_path / "j", files, sync="interval", interval=1e9)
     writer = table._journal.writer  # type: ignore[union-attr]
     assert insert(table, 0)
     files.fail_at = len(files.log) + 1
@@ -201,7 +201,7 @@ def test_a_disk_that_stays_broken_ends_the_journal_and_says_so(
 
 def test_a_journal_that_cannot_be_written_at_its_end_says_so(tmp_path: Path) -> None:
     files = Faulty(1, "full")
-    table = journaled(tmp_path / "j", files, sync="interval", interval=1e6)
+    table = journaled(tmp_path / "j", files, sync="interval", interval=1e9)
     insert(table, 0)
     with pytest.raises(rc.JournalError, match="when it was closed"):
         table.close()

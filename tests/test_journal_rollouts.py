@@ -152,7 +152,7 @@ def test_replay_equals_the_live_buffer_for_random_calls(
 ) -> None:
     clock = rc.ManualClock()
     options = {**RULES[rules], "clock": clock}
-    buffer = make(rc.Journal(tmp_path / "j", sync="off", interval=1e6), **options)
+    buffer = make(rc.Journal(tmp_path / "j", sync="off", interval=1e9), **options)
     caller = Caller(buffer, 100 * seed + len(rules), clock)
     for part in range(3):
         for _ in range(50):

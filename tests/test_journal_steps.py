@@ -125,7 +125,7 @@ def test_replay_equals_the_live_buffer_for_random_calls(
 ) -> None:
     options = {**SHAPES[shape], "seed": 1}
     buffer = rc.ReplayBuffer(
-        journal=rc.Journal(tmp_path / "j", sync="off", interval=1e6), **options
+        journal=rc.Journal(tmp_path / "j", sync="off", interval=1e9), **options
     )
     caller = Caller(buffer, len(shape), nested)
     for part in range(3):

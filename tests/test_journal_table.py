@@ -174,7 +174,7 @@ def test_replay_equals_the_live_table_for_random_calls(
     }
     seed = list(SELECTORS).index(sampler) * 7 + len(remover)
     clock = rc.ManualClock()
-    journal = rc.Journal(tmp_path / "j", sync="off", interval=1e6)
+    journal = rc.Journal(tmp_path / "j", sync="off", interval=1e9)
     table = make(journal, sampler, remover, clock=clock, **options)
     caller = Caller(table, seed)
     for part in range(3):

@@ -137,7 +137,17 @@ def later(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
 
 
+def group() -> rc.Group:
+    return rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="math")
+
+
 field = rc.field
+ADDING: dict[str, Callable[..., Any]] = {
+    "add": rc.ReplayBuffer.add,
+    "extend": rc.ReplayBuffer.extend,
+    "add_async": lambda b, *given: later(b.add_async(*given)),
+    "extend_async": lambda b, *given: later(b.extend_async(*given)),
+}
 
 # fmt: off
 CONSTRUCTION = [
@@ -147,6 +157,8 @@ CONSTRUCTION = [
     wrong("capacity is a bool", lambda _: new(True), INVALID, "capacity", "True"),
     wrong("capacity is text", lambda _: new("10"), INVALID, "capacity", "'10'"),
     wrong("capacity beyond all rows", lambda _: new(10**30), INVALID, "capacity", "at most"),
+    wrong("capacity is a group", lambda _: new(group()), INVALID, "capacity", "got a Group", "rc.RolloutBuffer"),
+    wrong("capacity is a list of groups", lambda _: new([group()]), INVALID, "capacity", "got a Group", "rc.RolloutBuffer"),
     wrong("num_envs is zero", lambda _: new(num_envs=0), INVALID, "num_envs", "at least 1", "0"),
     wrong("num_envs is a float", lambda _: new(num_envs=2.0), INVALID, "num_envs", "2.0"),
     wrong("fewer rows than environments", lambda _: new(3, num_envs=4), INVALID, "capacity", "4"),
@@ -214,6 +226,10 @@ MARKS = [
 ]
 COLUMNS = [
     wrong("no columns", lambda b: b.add(), SCHEMA, "obs"),
+    *[wrong(f"{name} a group", lambda b, call=call: call(b, group()), INVALID, f"{name}: got a Group", "rc.RolloutBuffer") for name, call in ADDING.items()],
+    *[wrong(f"{name} groups", lambda b, call=call: call(b, [group()]), INVALID, f"{name}: got a Group", "rc.RolloutBuffer", on=empty) for name, call in ADDING.items()],
+    *[wrong(f"{name} columns without names", lambda b, call=call: call(b, np.zeros(2, F), 1), INVALID, f"{name}: columns go by name, as {name}(obs=..., reward=...)", "array([0., 0.]") for name, call in ADDING.items()],
+    *[wrong(f"{name} a dict", lambda b, call=call: call(b, step()), INVALID, f"{name}: columns go by name", f"; write {name}(**columns)") for name, call in ADDING.items()],
     wrong("no columns to an empty buffer", lambda b: b.add(), SCHEMA, "column", on=empty),
     wrong("an unknown column", lambda b: b.add(**step(goal=F(1))), SCHEMA, "'goal'"),
     wrong("a column is missing", lambda b: b.add(**step(action=None)), SCHEMA, "'action'", "missing"),

@@ -6,6 +6,7 @@ import copy
 import random
 
 import datasets
+import ml_dtypes
 import numpy as np
 import pandas as pd
 import pytest
@@ -158,6 +159,125 @@ def test_a_frame_that_was_filtered_still_makes_groups():
     assert_same(back, [groups[0], groups[2]])
     best = rc.Groups.from_pandas(frame[frame["reward"] > 0.5])
     assert [[r.reward for r in g] for g in best] == [[0.75]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prompt_that_only_the_group_has_comes_back(form):
+    to, back = FORMS[form]
+    groups = [
+        rc.Group([rc.Rollout([1], [2], finish_reason="stop") for _ in range(2)], prompt_ids=[9]),
+        rc.Group([rc.Rollout([1], [2], finish_reason="stop")], prompt_ids=[]),
+        rc.Group([rc.Rollout(None, [2], finish_reason="stop")], prompt_ids=[7]),
+    ]
+    assert_same(back(to(stored(groups))), groups)
+    assert [g.prompt_ids.tolist() for g in back(to(stored(groups)))] == [[9], [], [7]]
+
+
+def test_a_prompt_that_only_the_group_has_is_told_by_each_row():
+    rollouts = [rc.Rollout([9], [2], finish_reason="stop"), rc.Rollout([1], [2])]
+    frame = stored([rc.Group(rollouts, prompt_ids=[9])]).to_pandas()
+    (group,) = rc.Groups.from_pandas(frame[1:])
+    assert (group.prompt_ids.tolist(), group[0].prompt_ids.tolist()) == ([9], [1])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_empty_comes_back_as_empty_and_not_as_absent(form):
+    to, back = FORMS[form]
+    some = rc.Rollout([1], [2], finish_reason="stop", rewards={}, turns={})
+    groups = [
+        rc.Group([some, rc.Rollout([1], [2])], prompt={}, ground_truth={}),
+        rc.Group([rc.Rollout([1], [2])], prompt="", ground_truth=[]),
+    ]
+    one, other = back(to(stored(groups)))
+    assert (one.prompt, one.ground_truth, one[0].rewards, one[0].turns) == ({}, {}, {}, {})
+    assert (other.prompt, other.ground_truth, one[1].rewards, one[1].turns) == ("", [], None, None)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
+def test_a_dataset_widens_numbers_that_arrow_has_not(dtype):
+    arrays = {"flat": np.array([1, 2], dtype), "deep": np.ones((2, 2, 3), dtype)}
+    rollouts = [rc.Rollout([1], [2, 3], arrays=arrays), rc.Rollout([1], [2])]
+    (group,) = rc.Groups.from_dataset(stored([rc.Group(rollouts)]).to_dataset())
+    wide = np.int8 if dtype is ml_dtypes.int4 else np.float32
+    for name, array in arrays.items():
+        assert group[0].arrays[name].dtype == wide
+        np.testing.assert_array_equal(group[0].arrays[name], array.astype(wide))
+    assert group[1].arrays == {}
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 0), (0, 3)])
+def test_a_dataset_keeps_arrays_without_entries(shape, tmp_path):
+    array = np.zeros(shape, np.int16)
+    rollouts = [
+        rc.Rollout([1], [2], arrays={"x": array}),
+        rc.Rollout([1], [2]),
+        rc.Rollout([1], [], arrays={"x": array[:0]}),
+    ]
+    groups = [rc.Group(rollouts)]
+    dataset = stored(groups).to_dataset()
+    assert_same(rc.Groups.from_dataset(dataset), groups)
+    assert_same(rc.Groups.from_dataset(dataset.select([0, 1, 2])), groups)
+    dataset.to_parquet(tmp_path / "file")
+    again = datasets.Dataset.from_parquet(str(tmp_path / "file"), cache_dir=str(tmp_path))
+    assert_same(rc.Groups.from_dataset(again), groups)
+
+
+def test_a_dataset_keeps_the_type_of_flags():
+    flags = np.array([True, False])
+    rollouts = [rc.Rollout([1], [2], arrays={"x": flags[:n]}) for n in (0, 2)]
+    groups = [rc.Group(rollouts)]
+    assert_same(rc.Groups.from_dataset(stored(groups).to_dataset()), groups)
+
+
+# -- nulls, which JSON has for NaN
+
+
+def rows_of(**columns):
+    count = len(next(iter(columns.values())))
+    tokens = {"response_ids": [[1, 2]] * count}
+    return datasets.Dataset.from_dict({**tokens, **columns})
+
+
+def test_a_null_among_floats_of_a_dataset_is_no_number():
+    rows = rows_of(**{"logprobs": [[-0.5, None], None], "arrays.ref": [None, [None, 1.5]]})
+    one, other = rc.Groups.from_dataset(rows)
+    np.testing.assert_array_equal(one[0].logprobs, np.float32([-0.5, np.nan]))
+    assert other[0].logprobs is None
+    np.testing.assert_array_equal(other[0].arrays["ref"], [np.nan, 1.5])
+
+
+@pytest.mark.parametrize("features", [datasets.List(datasets.Value("float32"), length=2), None])
+def test_nothing_but_nulls_for_floats_is_no_number(features):
+    rows = rows_of(logprobs=[[None, None]])
+    if features is not None:
+        rows = rows.cast_column("logprobs", features)
+    (group,) = rc.Groups.from_dataset(rows)
+    assert np.isnan(group[0].logprobs).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("versions", int), ("loss_mask", int), ("loss_mask", bool), ("arrays.x", int)],
+)
+def test_a_null_among_whole_numbers_of_a_dataset_is_refused(name, kind):
+    rows = rows_of(**{name: [[kind(0), kind(1)], None, [kind(1), None], [None, kind(1)]]})
+    with pytest.raises(rc.InvalidValue, match=rf"row 2: {name}: expected numbers, got a null"):
+        rc.Groups.from_dataset(rows)
+    assert len(rc.Groups.from_dataset(rows.select(range(2)))) == 2
+    with pytest.raises(rc.InvalidValue, match=rf"row 0: {name}"):
+        rc.Groups.from_dataset(rows.select(range(2, 4)))
+
+
+def test_a_null_in_an_array_of_several_axes_names_its_row():
+    deep = datasets.List(datasets.List(datasets.Value("int32"), length=3))
+    cells = [[[1, 2, 3]], [[1, 2, 3], [4, None, 6]]]
+    rows = rows_of(**{"arrays.x": cells}).cast_column("arrays.x", deep)
+    with pytest.raises(rc.InvalidValue, match=r"row 1: arrays\.x: expected numbers, got a null"):
+        rc.Groups.from_dataset(rows)
+    floats = datasets.List(datasets.List(datasets.Value("float32"), length=3))
+    one, other = rc.Groups.from_dataset(rows.cast_column("arrays.x", floats))
+    assert one[0].arrays["x"].tolist() == [[1, 2, 3]]
+    np.testing.assert_array_equal(other[0].arrays["x"], [[1, 2, 3], [4, np.nan, 6]])
 
 
 # -- the forms

@@ -439,3 +439,35 @@ def test_groups_come_back_to_their_place_in_the_order(order, first, newcomer, ex
     buffer.put(group("new"), version=newcomer)
     buffer.give_back(lease)
     assert names(buffer.take(3)) == expected
+
+
+def test_a_take_that_finds_nothing_has_no_lease():
+    buffer = rc.RolloutBuffer().sync
+    for _ in range(5):
+        assert buffer.take(4, lease=True).lease is None
+        assert buffer.take_batch({}, lease=5).lease is None
+    assert buffer.stats()["leases"] == 0
+    assert buffer._core.steps_of == {}
+
+
+def test_leases_that_lapse_leave_nothing():
+    clock = rc.ManualClock()
+    buffer = rc.RolloutBuffer(clock=clock).sync
+    buffer.put(rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="m"), version=0)
+    for _ in range(3):
+        assert len(buffer.take(1, lease=5)) == 1
+        clock.advance(6)
+    assert len(buffer) == 1
+    assert buffer._core.steps_of == {}
+
+
+def test_who_looks_at_a_trained_group_under_a_lease_leaves_it_as_it_was():
+    buffer = rc.RolloutBuffer(archive=True).sync
+    buffer.put(rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="m"), version=0)
+    buffer.confirm(buffer.take(1, lease=True).lease, train_step=3)
+    before = buffer.accounts()
+    assert buffer.confirm(buffer.take(1, status="ARCHIVED", lease=True).lease) == 1
+    assert (len(buffer.trained_at(3)), len(buffer.trained_at(1))) == (1, 0)
+    after = buffer.accounts()
+    assert after["m"]["left"] == before["m"]["left"]
+    assert after["m"]["archived"] == 1

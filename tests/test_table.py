@@ -787,6 +787,34 @@ def test_amend_of_groups_with_keys_that_have_gone_needs_rows_per_item():
     assert t.get(keys[1:])["y"].tolist() == [1, 2, 3, 4, 5]
 
 
+def test_amend_goes_by_rows_per_item_where_it_is_given():
+    table = rc.Table(
+        "t",
+        capacity=9,
+        signature={"x": rc.Column("int64"), "y": rc.Column("float32", optional=True)},
+    )
+    keys = table.insert({"x": [1, 2, 3]}, rows_per_item=[2, 1])
+    with pytest.raises(rc.SchemaError, match="rows_per_item"):
+        table.amend(keys, {"y": [1.0, 2.0, 3.0]}, rows_per_item=[1, 2])
+    assert not table.get(keys).present["y"].any()
+    table.amend(keys, {"y": [1.0, 2.0, 3.0]}, rows_per_item=[2, 1])
+    assert table.get(keys)["y"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_amend_refuses_shared_columns_and_says_why():
+    table = rc.Table(
+        "t",
+        capacity=9,
+        signature={
+            "x": rc.Column("int64"),
+            "s": rc.Column("int64", shared=True, optional=True),
+        },
+    )
+    keys = table.insert({"x": [1]})
+    with pytest.raises(rc.SchemaError, match="'s' is a shared column, which cannot be filled"):
+        table.amend(keys, {"s": [1]})
+
+
 def test_amending_disturbs_nobody_who_reads():
     t = table(signature={"x": rc.Column("int64"), "y": rc.Column("int8", optional=True)})
     keys = t.insert({"x": [0, 1]})

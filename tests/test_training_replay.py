@@ -62,7 +62,7 @@ def test_a_journal_knows_every_use(name: str, tmp_path: Path) -> None:
     """After a crash at any moment the buffer is as it was, and unconfirmed leases are back."""
 
     async def main() -> None:
-        store = buffer(journal=rc.Journal(tmp_path / "j", sync="off", interval=1e6))
+        store = buffer(journal=rc.Journal(tmp_path / "j", sync="off", interval=1e9))
         preparation = DataPreparation(
             store, batch=4, ranks=1, mode=MODES[name], prefetch=0, filters=[training.NoSpread()]
         )

@@ -246,11 +246,11 @@ def test_a_deadline_wakes_those_who_wait_by_hand():
 def test_a_deadline_wakes_those_who_wait_by_the_real_clock():
     table = rc.Table("t", capacity=2)
     table.insert({"x": [0]})
-    table.take(1, lease=0.2)
     begin = time.monotonic()
+    table.take(1, lease=0.2)
     caller = Caller(lambda: table.take(1))
     assert caller.done()["x"].tolist() == [0]
-    assert time.monotonic() - begin > 0.1
+    assert time.monotonic() - begin >= 0.19
 
 
 def test_a_lease_taken_while_others_wait_wakes_them_at_its_deadline():
@@ -295,7 +295,7 @@ def test_timeout_none_waits_and_zero_tries_once():
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         table.sample(1, timeout=0)
-    assert time.monotonic() - begin < MOMENT
+    assert time.monotonic() - begin < SOON
     table.close()
 
 
@@ -429,11 +429,11 @@ def test_async_faces_do_the_same_as_the_others():
 def test_hundreds_of_waiting_coroutines_use_no_thread():
     async def main():
         table = rc.Table.queue("q", 500)
-        threads = threading.active_count()
+        threads = set(threading.enumerate())
         tasks = [asyncio.create_task(table.take_async(1)) for _ in range(300)]
         await asyncio.sleep(MOMENT)
         assert table.stats()["waiting_to_sample"] == 300
-        assert threading.active_count() == threads
+        assert set(threading.enumerate()) <= threads
         table.insert({"x": np.arange(300)})
         batches = await asyncio.wait_for(asyncio.gather(*tasks), SOON)
         assert sorted(int(b["x"][0]) for b in batches) == list(range(300))
@@ -611,6 +611,7 @@ def test_an_insert_survives_waiters_of_a_closed_loop():
 def test_an_idle_waiter_never_wakes(wake_ups):
     table = rc.Table("t", capacity=10, limiter=rc.MinSize(5))
     caller = Caller(lambda: table.sample(1))
+    until(lambda: waiting(table) == 1)
     time.sleep(0.5)
     assert wake_ups["thread"] == 0
     table.insert({"x": np.arange(5)})
@@ -629,6 +630,40 @@ def test_a_waiter_sleeps_through_changes_that_cannot_help_it(wake_ups):
     table.insert({"x": [99]})
     caller.done()
     assert wake_ups["thread"] == 1
+
+
+def test_a_change_before_the_first_retry_does_not_wake(wake_ups, monkeypatch):
+    """Who has just begun to wait tries once more anyway, and sees what has changed."""
+    table = rc.Table("t", capacity=10, limiter=rc.MinSize(5))
+    retry = table._gate._retry
+
+    def changed_before(*arguments):
+        monkeypatch.setattr(table._gate, "_retry", retry)
+        table.insert({"x": [0]})
+        return retry(*arguments)
+
+    monkeypatch.setattr(table._gate, "_retry", changed_before)
+    caller = Caller(lambda: table.sample(1))
+    until(lambda: len(table) == 1)
+    assert caller.waits()
+    assert wake_ups["thread"] == 0
+    table.insert({"x": np.arange(4)})
+    caller.done()
+    assert wake_ups["thread"] == 1
+
+
+def test_closing_before_the_first_retry_ends_the_wait(monkeypatch):
+    table = rc.Table("t", capacity=10)
+    retry = table._gate._retry
+
+    def closed_before(*arguments):
+        monkeypatch.setattr(table._gate, "_retry", retry)
+        table.close()
+        return retry(*arguments)
+
+    monkeypatch.setattr(table._gate, "_retry", closed_before)
+    with pytest.raises(rc.TableClosed):
+        Caller(lambda: table.sample(1)).done()
 
 
 def test_an_insert_that_waits_sleeps_until_enough_has_left(wake_ups):

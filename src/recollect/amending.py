@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 Keys = NDArray[np.uint64]
 
 
+def check_amended(table: Table, columns: Any) -> None:
+    """Refuse shared columns: those are of items, and what is filled is cells of rows."""
+    shared = {} if table._shared_schema is None else table._shared_schema.columns
+    for name in columns if isinstance(columns, Mapping) else ():
+        if name in shared:
+            raise SchemaError(
+                f"amend: {name!r} is a shared column, which cannot be filled later; give it with "
+                "the insert, or make it a column of the rows"
+            )
+
+
 def fill(
     table: Table, keys: Keys, found: NDArray[np.bool_], filling: Rows, rows_per_item: Any
 ) -> None:
@@ -26,7 +38,7 @@ def fill(
     stored = table._storage.get(here, None).read()
     starts = stored.info.row_offsets
     per_item = np.diff(starts).astype(np.int32)
-    if filling.count == stored.rows:
+    if rows_per_item is None and filling.count == stored.rows:
         given = np.ones(stored.rows, np.bool_)
     else:
         rows, count = items_of(filling.count, 1 if rows_per_item is None else rows_per_item)

@@ -14,15 +14,16 @@ from recollect.storage.base import ONE_ROW
 
 Keys = NDArray[np.uint64]
 
+LOWEST = -(1 << 61)  # a bound below it keeps numbers in range, and says nothing to a user
+
 
 def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
     """A whole number within bounds."""
     if isinstance(value, np.integer):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue(
-            f"{name}: expected a whole number of at least {least}, got {shown(value)}"
-        )
+        bound = f" of at least {least}" if least > LOWEST else ""
+        raise InvalidValue(f"{name}: expected a whole number{bound}, got {shown(value)}")
     if value > most:
         raise InvalidValue(f"{name}: expected at most {most}, got {value}")
     return value
@@ -99,9 +100,14 @@ def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
         )
     if counts.ndim == 0:
         return items_of(rows, int(counts))
-    if (counts < 1).any() or int(counts.sum()) != rows:
+    if (counts < 1).any():
+        item = int(np.argmax(counts < 1))
         raise InvalidValue(
-            f"rows_per_item: expected numbers above 0 that add up to {rows} rows, got a sum of "
+            f"rows_per_item: expected numbers above 0, got {counts[item]} for item {item}"
+        )
+    if int(counts.sum()) != rows:
+        raise InvalidValue(
+            f"rows_per_item: expected numbers that add up to {rows} rows, got a sum of "
             f"{int(counts.sum())}"
         )
     return np.ascontiguousarray(counts, dtype=np.int32), counts.size

@@ -34,6 +34,8 @@ def to_pandas(columns: Columns) -> pd.DataFrame:
 def _series(pandas: Any, column: ColumnData, present: Mask | None) -> Any:
     cells: Any
     dtype: Any
+    if present is not None and not present.any():
+        return pandas.Series([None] * len(present), dtype=_dtype_of_absent(column))
     if isinstance(column, Ragged) or column.ndim > 1:
         is_text = isinstance(column, Ragged) and column.kind == "str"
         cells, dtype = list(column), "str" if is_text else object
@@ -45,16 +47,35 @@ def _series(pandas: Any, column: ColumnData, present: Mask | None) -> Any:
     return pandas.Series(cells, dtype=dtype)
 
 
-def _for_pandas(array: Array) -> Array:
+def _dtype_of_absent(column: ColumnData) -> str:
+    """The dtype that tells what a column without a single cell holds; object where none does."""
+    if isinstance(column, Ragged):
+        return "str" if column.kind == "str" else "object"
+    kind, bits = column.dtype.kind, 8 * column.itemsize
+    if column.ndim > 1 or kind not in "iufb" or (kind == "f" and bits not in (32, 64)):
+        return "object"
+    return {"i": f"Int{bits}", "u": f"UInt{bits}", "f": f"Float{bits}", "b": "boolean"}[kind]
+
+
+def widened(array: Array) -> Array:
+    """An array of numbers that others have: those of ml_dtypes become float32, or int8."""
     if array.dtype.type.__module__ == "ml_dtypes":
         return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+    return array
+
+
+def _for_pandas(array: Array) -> Array:
+    array = widened(array)
     if array.dtype.kind in "Mm":  # pandas has no units such as 25 s
         return array.astype(f"{array.dtype.kind}8[{np.datetime_data(array.dtype)[0]}]", copy=False)
     return array
 
 
 def from_pandas(frame: pd.DataFrame) -> Columns:
-    """Return what `Batch.from_pandas` makes a Batch of."""
+    """Return what `Batch.from_pandas` makes a Batch of.
+
+    A column without a cell, whose dtype does not tell what it holds either, is left out.
+    """
     columns: dict[str, ColumnData] = {}
     present: dict[str, Mask] = {}
     if not isinstance(frame, optional("pandas").DataFrame):
@@ -62,20 +83,30 @@ def from_pandas(frame: pd.DataFrame) -> Columns:
     if not frame.columns.is_unique:
         raise SchemaError("two columns of the DataFrame have one name: rename one")
     for name in frame.columns:
-        columns[name], mask = _from_series(str(name), frame[name])
+        column, mask = _from_series(str(name), frame[name])
+        if column is None:
+            continue
+        columns[name] = column
         if mask is not None:
             present[name] = mask
+    if not columns and len(frame.columns):
+        raise SchemaError(
+            "no column of the DataFrame has a cell, or a dtype, that tells what it holds; give one "
+            f"with frame.astype({{{str(frame.columns[0])!r}: 'Float64'}})"
+        )
     check_flat_names(columns)
     return Columns._of(columns, present or None)
 
 
-def _from_series(name: str, series: pd.Series[Any]) -> tuple[ColumnData, Mask | None]:
+def _from_series(name: str, series: pd.Series[Any]) -> tuple[ColumnData | None, Mask | None]:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
         return as_column(name, series.to_numpy()), None
     missing = series.isna().to_numpy(dtype=bool)
     cells = series[~missing].to_numpy()
     if not len(cells) and series.dtype == "str":
         column: ColumnData = Ragged.from_list([], dtype=str)
+    elif not len(cells) and cells.dtype.kind == "O":
+        return None, None
     else:
         column = as_column(name, cells)
     return (spread(column, ~missing), ~missing) if missing.any() else (column, None)

@@ -163,7 +163,8 @@ def try_insert(table: Table, new: NewInsert) -> tuple[Keys, int] | Blocked:
         table._requests.remember(new.request, keys)
     table._effects.emit(Inserted, keys, new, new.request)
     table._gate.arrivals.changed(count)
-    table._effects.deliver()
+    if table._owner is None:  # else it delivers, when it knows the items too
+        table._effects.deliver()
     return keys, table._effects.number
 
 

@@ -440,7 +440,7 @@ def _merged(
         row = int(np.argmax(mask & here))
         raise InvalidValue(
             f"column {name!r}: row {row} of the items has a cell already, and amend fills absent "
-            "ones; leave it out with present="
+            "ones; give None for that row, or leave the column out"
         )
     present = here | mask
     if isinstance(column, Ragged):

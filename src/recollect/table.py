@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.amending import fill
+from recollect.amending import check_amended, fill
 from recollect.arguments import flag, keys_of, names, text, time_span, whole
 from recollect.batch import Batch
 from recollect.checks import (
@@ -41,6 +42,7 @@ from recollect.effects import (
 )
 from recollect.errors import (
     InvalidValue,
+    LeaseExpired,
     QueryError,
     SchemaError,
     TableClosed,
@@ -96,6 +98,10 @@ class Owner(Protocol):
 
     def _journaled(self) -> Any:
         """What a journal of the table's store follows (`durability.journal_table`)."""
+        ...
+
+    def _returned(self, lease: Lease) -> None:
+        """A lease ended, and its items are back."""
         ...
 
 
@@ -475,8 +481,25 @@ class Table:
         if isinstance(result, Blocked):
             result = self._gate.wait(attempt, result, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = result
-        self._effects.settle(number)
-        return chosen.read(lease=held)
+        try:
+            self._effects.settle(number)
+            return chosen.read(lease=held)
+        except BaseException:
+            self._undo(self._return_lease, held)
+            raise
+
+    def _return_lease(self, lease: Lease | None) -> None:
+        """A call failed or was cancelled after it leased items: nobody has got them."""
+        if lease is not None:
+            with suppress(LeaseExpired):  # its deadline may have passed
+                self._bring_back(lease, "given back")
+
+    def _undo(self, undo: Callable[[Result], object] | None, result: Result) -> None:
+        """What followed a change failed or was cancelled: undo of it what can be undone."""
+        if undo is not None:
+            with self._transaction():
+                undo(result)
+                self._effects.deliver()
 
     def _try_take(self, attempt: Callable[[], Result | Blocked]) -> Result | Blocked:
         """Try a take for the first time, beside other processes where rules allow it."""
@@ -512,8 +535,12 @@ class Table:
         attempt = taking(self, n, where, lease, partial, owner)
         waited = self._gate.run_async(attempt, self._gate.arrivals, timeout, f"take({n})")
         chosen, held, number = await waited
-        await self._effects.settle_async(number)
-        return chosen.read(lease=held)
+        try:
+            await self._effects.settle_async(number)
+            return chosen.read(lease=held)
+        except BaseException:
+            self._undo(self._return_lease, held)
+            raise
 
     def _lease(self, chosen: Chosen, owner: str, span: float) -> Lease:
         lease = self._leases.add(chosen.keys, owner, self._until(span))
@@ -569,6 +596,8 @@ class Table:
     def _bring_back(self, lease: LeaseLike | int | None, reason: str) -> None:
         held = self._leases.end(lease)
         self._counts.samples -= self._storage.show(held.keys, returned=True)
+        if self._owner is not None:
+            self._owner._returned(held.lease)
         self._effects.emit(Returned, held.keys, held.lease, reason)
         self._gate.arrivals.changed(held.keys.size)
         self._gate.wake_all()
@@ -610,7 +639,8 @@ class Table:
         """Fill absent cells of stored items; returns which keys were there.
 
         `columns` holds optional columns with a cell for each row of each item, None (or absent)
-        where nothing is to be filled. A cell that is present already is refused.
+        where nothing is to be filled. A cell that is present already is refused; shared columns
+        are complete when their item is inserted.
         `rows_per_item` is needed only where keys may have gone and items have several rows.
         """
         keys = keys_of(keys)
@@ -620,6 +650,7 @@ class Table:
             self._enter()
             if self._schema is None:
                 raise SchemaError(f"table {self.name!r} is empty: there is nothing to amend")
+            check_amended(self, columns)
             filling = self._schema.only(columns).check(columns)
             found = np.isin(keys, self._storage.find(keys, None, visible=False))
             if found.any():
@@ -861,11 +892,13 @@ class Table:
         room: Room,
         timeout: float | None,
         what: str,
+        undo: Callable[[Result], object] | None = None,
     ) -> Result:
         """Try a verb under the lock, or sleep until a change in the room may let it go ahead.
 
         A verb is a function that changes the table and returns a result, or changes nothing and
         returns `Blocked`. What it changed is told to the followers before the lock is released.
+        `undo` gets the result where nobody else does, because it could not be made safe.
         """
         tried = self._told(verb)
         with self._transaction():
@@ -874,7 +907,11 @@ class Table:
         if isinstance(result, Blocked):
             result = self._gate.wait(tried, result, room, timeout, what)
         if self._effects.followers:
-            self._effects.settle(self._effects.number)
+            try:
+                self._effects.settle(self._effects.number)
+            except BaseException:
+                self._undo(undo, result)
+                raise
         return result
 
     async def _attempt_async(
@@ -883,6 +920,7 @@ class Table:
         room: Room,
         timeout: float | None,
         what: str,
+        undo: Callable[[Result], object] | None = None,
     ) -> Result:
         """The same as `_attempt`, for asyncio."""
         tried = self._told(verb)
@@ -892,13 +930,15 @@ class Table:
         if isinstance(result, Blocked):
             result = await self._gate.run_async(tried, room, timeout, what)
         if self._effects.followers:
-            await self._effects.settle_async(self._effects.number)
+            try:
+                await self._effects.settle_async(self._effects.number)
+            except BaseException:
+                self._undo(undo, result)
+                raise
         return result
 
     def _told(self, verb: Callable[[], Result | Blocked]) -> Callable[[], Result | Blocked]:
-        """A verb that also tells the followers, where there are any."""
-        if not self._effects.followers:
-            return verb
+        """A verb that also tells the followers; one may come while it waits."""
 
         def tried() -> Result | Blocked:
             result = verb()

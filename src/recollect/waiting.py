@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -37,7 +38,9 @@ class Waiter:
     __slots__ = ("at",)
 
     def __init__(self) -> None:
-        self.at = 0
+        # Until its first attempt has said how much it needs, no change wakes it, and none is lost:
+        # that attempt still comes and sees them. `wake_all` and `wake` do not ask for `at`.
+        self.at = sys.maxsize
 
     def wake(self) -> None:
         raise TypeError("a Waiter is a thread's or a coroutine's")

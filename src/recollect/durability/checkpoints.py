@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("recollect.checkpoints")
 
 TIMEOUT = 60.0
+FINDING = 2.0  # seconds that a crash waits for ranks to find each other, at the very beginning
 PARKING = 0.5  # seconds that a crash waits for the training to complete its step
 LAST_WORDS = 10.0  # seconds that a crash waits for the shards of other ranks
 
@@ -206,9 +207,10 @@ class Checkpoints:
     def _write(self, folder: Path, step: int) -> None:
         write_shard(folder, self._store, self.rank, self.world_size, step, run=self._run())
 
-    def _run(self) -> str | None:
+    def _run(self, within: float | None = None) -> str | None:
         """What ranks call this run; at the very beginning they may have to find each other."""
-        deadline = time.monotonic() + self.timeout
+        longest = self.timeout if within is None else min(within, self.timeout)
+        deadline = time.monotonic() + longest
         while self._agreement.run is None and time.monotonic() < deadline:
             time.sleep(self._agreement.pause / 2)
         return self._agreement.run
@@ -352,8 +354,9 @@ class Checkpoints:
                     self._changed.notify_all()
         deadline = time.monotonic() + min(LAST_WORDS, self.timeout)
         while not try_commit(folder, self.world_size):
-            mark_partial(folder)
-            if self._never_whole(folder) or time.monotonic() >= deadline:
+            over = self._never_whole(folder)
+            mark_partial(folder)  # after the look: the last word is of all shards
+            if over or time.monotonic() >= deadline:
                 return
             time.sleep(0.05)
 
@@ -361,6 +364,7 @@ class Checkpoints:
         with self._changed:
             if threading.main_thread().is_alive() and not self._parked:
                 self._changed.wait_for(lambda: self._parked, PARKING)
+        self._run(FINDING)  # only ranks that know its name save into the same folder
         if not self._saving.acquire(timeout=self.timeout):
             raise SnapshotError(
                 f"another save has not ended within {self.timeout:g} s, so the crash was not "

@@ -7,6 +7,7 @@ at once. A thread of our own reads it there.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -21,8 +22,9 @@ from typing import Any
 
 REQUEST = signal.SIGUSR2
 TERMINATE = signal.SIGTERM
+HEARD: tuple[int, ...] = (REQUEST, TERMINATE)
 STOP = b"\0"
-LATER = 0.05  # seconds after which a signal must have come through the pipe
+LATER = 0.05  # seconds after which a signal should have come through the pipe
 PATIENCE = 2.0  # seconds for the main thread to end the process, before it is ended for it
 
 Handler = Any  # what signal.getsignal returns
@@ -41,7 +43,12 @@ class Signals:
         self._pipe: tuple[int, int] | None = None
         self._wakeup = -1  # whom the interpreter wrote to before
         self._saved = False  # a SIGTERM came, and what it asks for is done
-        self._counts: dict[int, list[int]] = {REQUEST: [0, 0], TERMINATE: [0, 0]}  # read, handled
+        # A signal comes by the pipe and to the handler. Each way counts those of its number, and
+        # who is the first to come to a count hears it.
+        self._read_so_far = {number: itertools.count(1) for number in HEARD}
+        self._handled = {number: itertools.count(1) for number in HEARD}
+        self._heard = dict.fromkeys(HEARD, 0)
+        self._hearing = threading.Lock()  # guards `_heard`
         self._paused = False  # a fork is under way
         self._hook = sys.excepthook
         self._mine = self._excepthook
@@ -57,7 +64,7 @@ class Signals:
     def _listen(self) -> None:
         self._pipe = os.pipe()
         os.set_blocking(self._pipe[1], False)
-        for number in (REQUEST, TERMINATE):
+        for number in HEARD:
             before = signal.getsignal(number)
             if before is not signal.SIG_IGN and before is not None:
                 self._before[number] = before
@@ -77,11 +84,15 @@ class Signals:
             if self._wakeup >= 0:
                 os.write(self._wakeup, numbers)
             for number in numbers:
-                if number in self._counts:
-                    self._counts[number][0] += 1
-                    self._heard(number)
+                if number in HEARD:
+                    self._hear(number, next(self._read_so_far[number]))
 
-    def _heard(self, number: int) -> None:
+    def _hear(self, number: int, count: int) -> None:
+        """Do what a signal asks for, unless it was heard of the other way."""
+        with self._hearing:
+            if count <= self._heard[number]:
+                return
+            self._heard[number] = count
         if number == REQUEST and number in self._before:
             self._requested()
         elif number == TERMINATE and number in self._before and not self._saved:
@@ -99,16 +110,16 @@ class Signals:
         if self._saved and number == TERMINATE:
             self._as_before(number, frame)
             return
-        self._counts[number][1] += 1
-        threading.Thread(target=self._look_again, args=(number,), daemon=True).start()
+        count = next(self._handled[number])
+        threading.Thread(target=self._look_again, args=(number, count), daemon=True).start()
 
-    def _look_again(self, number: int) -> None:
-        """A signal that did not come through the pipe: an event loop listens now, or a fork ran."""
+    def _look_again(self, number: int, count: int) -> None:
+        """A signal may not come through the pipe: an event loop listens now, or a fork ran.
+
+        One that only comes late is not heard again; after one that never came, all are heard here.
+        """
         time.sleep(LATER)
-        read, handled = self._counts[number]
-        if read < handled:
-            self._counts[number][0] = handled
-            self._heard(number)
+        self._hear(number, count)
 
     def _as_before(self, number: int, frame: FrameType | None) -> None:
         before = self._before[number]

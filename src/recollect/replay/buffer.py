@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from recollect.replay.batches import Batched, BufferDraw, draw_of
 from recollect.replay.drawing import FIELDS, Drawing
 from recollect.replay.episodes import Rings
 from recollect.replay.hindsight import Hindsight, Relabelled
-from recollect.replay.incoming import Incoming, Steps
+from recollect.replay.incoming import Incoming, Steps, refuse_groups, refuse_positional
 from recollect.replay.options import (
     checked_gamma,
     checked_limiter,
@@ -114,6 +114,7 @@ class ReplayBuffer(Batched):
         journal: Any = None,
         clock: Clock | None = None,
     ) -> None:
+        refuse_groups("capacity", capacity)
         self.capacity = whole("capacity", capacity, 1, LARGEST_CAPACITY)
         self.num_envs = whole("num_envs", num_envs, 1, MOST_ENVIRONMENTS)
         self.n_step = whole("n_step", n_step, 1, LARGEST_CAPACITY)
@@ -175,7 +176,7 @@ class ReplayBuffer(Batched):
     # -- adding -----------------------------------------------------------------------------------
     def add(
         self,
-        *,
+        *positional: Never,
         env_id: int = 0,
         final_obs: Any = None,
         timeout: float | None = None,
@@ -201,12 +202,14 @@ class ReplayBuffer(Batched):
         >>> buffer.sample(1, where={"step": 1})["next_obs"]
         array([[2.]])
         """
+        if positional:
+            refuse_positional("add", positional)
         steps = self._incoming.one(env_id, final_obs, columns)
         return int(self._insert(steps, timeout)[0])
 
     def extend(
         self,
-        *,
+        *positional: Never,
         env_ids: Any = None,
         final_obs: Any = None,
         has_final: Any = None,
@@ -232,6 +235,8 @@ class ReplayBuffer(Batched):
         >>> buffer.episodes()["length"]
         array([4, 1])
         """
+        if positional:
+            refuse_positional("extend", positional)
         return self._insert(self._incoming.many(env_ids, final_obs, has_final, columns), timeout)
 
     def _insert(self, steps: Steps, timeout: float | None) -> Keys:
@@ -256,19 +261,21 @@ class ReplayBuffer(Batched):
 
     async def add_async(
         self,
-        *,
+        *positional: Never,
         env_id: int = 0,
         final_obs: Any = None,
         timeout: float | None = None,
         **columns: Any,
     ) -> int:
         """The same as `add`, for asyncio."""
+        if positional:
+            refuse_positional("add_async", positional)
         steps = self._incoming.one(env_id, final_obs, columns)
         return int((await self._insert_async(steps, timeout))[0])
 
     async def extend_async(
         self,
-        *,
+        *positional: Never,
         env_ids: Any = None,
         final_obs: Any = None,
         has_final: Any = None,
@@ -276,6 +283,8 @@ class ReplayBuffer(Batched):
         **columns: Any,
     ) -> Keys:
         """The same as `extend`, for asyncio."""
+        if positional:
+            refuse_positional("extend_async", positional)
         steps = self._incoming.many(env_ids, final_obs, has_final, columns)
         return await self._insert_async(steps, timeout)
 

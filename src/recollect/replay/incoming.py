@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +164,8 @@ class Incoming:
                 schema = self.checked(Schema.infer(given))
             rows = _fitting(schema, given)
         except SchemaError:
-            _refuse_groups(given)
+            for name, value in given.items():
+                refuse_groups(f"column {name!r}", value)
             raise
         envs = env_ids if count is not None else self._environments(env_ids, rows.count)
         total = len(schema.columns)
@@ -285,17 +286,25 @@ class Incoming:
         return self._no_such_environment("env_ids", env)
 
 
-def _refuse_groups(given: Mapping[str, Any]) -> None:
+def refuse_groups(what: str, value: Any) -> None:
     """Say where groups of responses belong; here they could only be called wrong columns."""
-    for name, value in given.items():
-        first = value
-        while isinstance(first, list | tuple) and first:
-            first = first[0]
-        if type(first).__module__.startswith("recollect.rollouts."):
-            raise SchemaError(
-                f"column {name!r} holds a {type(first).__name__}: groups of responses go into an "
-                "rc.RolloutBuffer, and a ReplayBuffer holds steps of environments"
-            ) from None
+    first = value
+    while isinstance(first, list | tuple) and first:
+        first = first[0]
+    if type(first).__module__.startswith("recollect.rollouts."):
+        raise SchemaError(
+            f"{what}: got a {type(first).__name__}, and groups of responses go into an "
+            "rc.RolloutBuffer: a ReplayBuffer holds steps of environments"
+        ) from None
+
+
+def refuse_positional(call: str, given: Sequence[Any]) -> NoReturn:
+    """Say that columns have names."""
+    refuse_groups(call, list(given))
+    raise InvalidValue(
+        f"{call}: columns go by name, as {call}(obs=..., reward=...), got {shown(given[0])}"
+        + (f"; write {call}(**columns)" if isinstance(given[0], Mapping) else "")
+    )
 
 
 def _fitting(schema: Schema, given: Mapping[str, Any]) -> Rows:

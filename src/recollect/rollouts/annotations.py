@@ -30,6 +30,9 @@ NO_VALUES, NO_ROWS = np.zeros(0, np.float32), np.zeros(1, np.int64)
 PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
 PER_TOKEN = ("logprobs", "loss_mask")  # columns that `arrays=` may name, beside other arrays
+# What a rollout and its group have, or have not, when it is put; `stamp` is a name of ours.
+NEVER_LATER = {*ROWS, "prompt_ids", "group_id", "task", "prompt", "ground_truth"}
+NEVER_LATER -= {"stamp", "reward", "rewards", *PER_TOKEN}
 
 
 class Filling:
@@ -46,6 +49,13 @@ class Filling:
             self.texts["rewards"] = self._named_rewards(rewards)
         self.arrays: dict[str, Ragged] = {}
         for name, cells in named("arrays", arrays).items():
+            if name in ("reward", "rewards"):
+                raise InvalidValue(f"arrays[{name!r}]: it is no array; give it as {name}=")
+            if name in NEVER_LATER:
+                raise InvalidValue(
+                    f"arrays[{name!r}]: a rollout has it, or has it not, when it is put; expected "
+                    "logprobs, loss_mask, or another name for an array"
+                )
             self.arrays[name if name in PER_TOKEN else ARRAYS + name] = self._array(name, cells)
         if self.reward is None and not self.texts and not self.arrays:
             raise InvalidValue("annotate: give reward, rewards or arrays")

@@ -19,7 +19,7 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
-from recollect.rollouts.verbs import T, Verb
+from recollect.rollouts.verbs import T, Verb, run
 from recollect.table import Table, WhereLike
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class BlockingBuffer:
         self._core = core
 
     def _run(self, verb: Verb[T]) -> T:
-        table = self._core.table
-        return verb.finish(table._attempt(verb.attempt, verb.room, verb.timeout, verb.what))
+        return run(self._core.table, verb)
 
     def put(self, group: Group, *, version: int | None = None) -> int | None:
         key = self._core.put_directly(group, version)

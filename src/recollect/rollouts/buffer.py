@@ -24,7 +24,7 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
-from recollect.rollouts.verbs import T, Verb
+from recollect.rollouts.verbs import T, Verb, run_async
 from recollect.selectors import Selector, StalestFirst
 from recollect.storage.base import Storage
 from recollect.table import Table, WhereLike
@@ -64,7 +64,8 @@ class RolloutBuffer:
         needs: Cells that every rollout must have before its group is ready: "reward", "logprobs",
             "rewards", or the name of an array.
         tags: Extras that become fields for queries: names and types. A group's own extra counts;
-            where it has none, that of its rollouts (the mean of numbers, else what all agree on).
+            where it has none, that of its rollouts: the mean of a float, and of other types the
+            one value that they must agree on.
         archive: Whether confirmed groups stay, as ARCHIVED.
         storage: Where groups live; `rc.MemoryStorage()` where None.
         seed: Makes draws repeatable.
@@ -110,10 +111,7 @@ class RolloutBuffer:
         self.sync = BlockingBuffer(self._core)
 
     async def _run(self, verb: Verb[T]) -> T:
-        table = self._core.table
-        return verb.finish(
-            await table._attempt_async(verb.attempt, verb.room, verb.timeout, verb.what)
-        )
+        return await run_async(self._core.table, verb)
 
     # -- coming ---------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
@@ -126,11 +124,7 @@ class RolloutBuffer:
         key = self._core.put_directly(group, version)
         if key is not None:
             return key
-        verb = self._core.put(group, version)
-        table = self._core.table
-        return verb.finish(
-            await table._attempt_async(verb.attempt, verb.room, verb.timeout, verb.what)
-        )
+        return await run_async(self._core.table, self._core.put(group, version))
 
     def reserve(self, n: int, task: str) -> int:
         """Immediate: promise room for up to n groups of a task; returns for how many there is.

@@ -2,18 +2,22 @@
 
 Each form has a row per rollout and the same names; what a group shares is repeated in its rows.
 Rows with the same `group_id` make a group again. Arrays stay arrays: no loop goes over tokens.
-In frames and datasets, what may be any JSON (`turns`, `extras`, ...) is JSON text.
+In frames and datasets, what may be any JSON (`turns`, `extras`, ...) is JSON text. A dataset has
+no bfloat16 and the like, which become float32; a null among floats is a NaN.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from recollect.conversions import widened
 from recollect.errors import InvalidValue, shown
 from recollect.optional import optional
 from recollect.rollouts.cells import to_json
@@ -29,6 +33,7 @@ OWN = (
     "finish_reason", "error", "rollout_id", "segment", "attempt", "turns", "extras", "blobs",
 )  # fmt: skip
 SHARED = ("group_id", "task", "prompt", "ground_truth")
+OF_GROUP = ("group_prompt_ids", "group_extras", "group_blobs")  # what rollouts have too
 WHOLE = ("dispatch_version", "segment", "attempt")
 JSON = ("rewards", "turns", "extras", "group_extras", "prompt", "ground_truth")
 ARRAYS = "arrays."
@@ -36,13 +41,28 @@ ARRAYS = "arrays."
 
 def to_dicts(groups: Iterable[Group]) -> list[dict[str, Any]]:
     """A dict per rollout; other arrays are under `arrays.NAME`, and what is absent is None."""
-    return [_to_dict(group, rollout) for group in groups for rollout in group]
+    return [row for group in groups for row in _to_dicts(group)]
+
+
+def _to_dicts(group: Group) -> list[dict[str, Any]]:
+    shared: dict[str, Any] = {name: getattr(group, name) for name in SHARED}
+    shared["group_prompt_ids"] = None if _share_prompt(group) else group.prompt_ids
+    shared["group_extras"] = group.extras
+    shared["group_blobs"] = group.blobs
+    return [{**shared, **_to_dict(group, rollout)} for rollout in group]
+
+
+def _share_prompt(group: Group) -> bool:
+    """Whether each rollout has the group's prompt, so that any of them tells it."""
+    shared = group.prompt_ids
+    return all(
+        (own := rollout.prompt_ids) is None or own is shared or np.array_equal(own, shared)
+        for rollout in group
+    )
 
 
 def _to_dict(group: Group, rollout: Rollout) -> dict[str, Any]:
-    row: dict[str, Any] = {name: getattr(group, name) for name in SHARED}
-    row["group_extras"] = group.extras
-    row["group_blobs"] = group.blobs
+    row: dict[str, Any] = {}
     row["prompt_ids"] = group.prompt_ids if rollout.prompt_ids is None else rollout.prompt_ids
     row["status"] = rollout.status.value
     row.update({name: getattr(rollout, name) for name in OWN})
@@ -64,7 +84,7 @@ def from_dicts(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
             raise InvalidValue(f"row {place}: group_id: expected text, got {shown(key)}")
         key = place if key is None else key  # a rollout without a group is one by itself
         about = shared.setdefault(key, {})
-        for name in (*SHARED, "prompt_ids", "group_extras", "group_blobs"):
+        for name in (*SHARED, *OF_GROUP):
             value = row.get(name)
             if value is None:
                 continue
@@ -79,7 +99,7 @@ def from_dicts(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
 
 
 def _rollout(place: int, row: Mapping[str, Any]) -> Rollout:
-    known = {*OWN, *SHARED, "prompt_ids", "status", "group_extras", "group_blobs"}
+    known = {*OWN, *SHARED, *OF_GROUP, "prompt_ids", "status"}
     arrays = {}
     for name, value in row.items():
         if isinstance(name, str) and name.startswith(ARRAYS):
@@ -100,7 +120,7 @@ def _rollout(place: int, row: Mapping[str, Any]) -> Rollout:
 def _group(row: Mapping[str, Any], rollouts: list[Rollout]) -> Group:
     return Group(
         rollouts,
-        prompt_ids=row.get("prompt_ids"),
+        prompt_ids=row.get("group_prompt_ids"),
         extras=row.get("group_extras"),
         blobs=row.get("group_blobs"),
         **{name: row.get(name) for name in SHARED},
@@ -115,10 +135,10 @@ def to_columns(groups: Iterable[Group]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     for name in names:
         cells = [row.get(name) for row in rows]
-        if name in JSON:
-            cells = [None if cell is None or cell == {} else to_json(cell) for cell in cells]
-        elif name in ("blobs", "group_blobs"):
+        if name in ("extras", "group_extras", "blobs", "group_blobs"):
             cells = [cell or None for cell in cells]
+        if name in JSON:
+            cells = [None if cell is None else to_json(cell) for cell in cells]
         if any(cell is not None for cell in cells):
             columns[name] = cells
     return columns
@@ -187,49 +207,86 @@ def to_arrow(groups: Iterable[Group]) -> pa.Table:
 
 def _arrow(cells: list[Any]) -> pa.Array:
     """Arrays with several axes become lists of lists."""
-    first = next(cell for cell in cells if cell is not None)
-    if isinstance(first, np.ndarray) and first.ndim > 1:
-        here = [cell for cell in cells if cell is not None]
-        values = pa.array(np.concatenate([cell.reshape(-1) for cell in here]))
-        for size in reversed(first.shape[1:]):
-            values = pa.FixedSizeListArray.from_arrays(values, size)
-        lengths = [0 if cell is None else len(cell) for cell in cells]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        absent = pa.array([cell is None for cell in cells])
-        return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=absent)
-    return pa.array(cells)
+    cells = [widened(cell) if isinstance(cell, np.ndarray) else cell for cell in cells]
+    here = [cell for cell in cells if cell is not None]
+    if not isinstance(here[0], np.ndarray) or here[0].ndim == 1:
+        return pa.array(cells)
+    lengths = [0 if cell is None else len(cell) for cell in cells]
+    values = pa.array(np.concatenate([cell.reshape(-1) for cell in here]))
+    inner = here[0].shape[1:]
+    for axis in reversed(range(len(inner))):
+        if inner[axis]:
+            values = pa.FixedSizeListArray.from_arrays(values, inner[axis])
+        else:  # Parquet reads no lists of the fixed size 0
+            count = sum(lengths) * math.prod(inner[:axis])
+            values = pa.LargeListArray.from_arrays(np.zeros(count + 1, np.int64), values)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    absent = pa.array([cell is None for cell in cells])
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, mask=absent)
 
 
 def from_arrow(table: pa.Table) -> list[Group]:
     """The groups of such a table."""
-    return from_columns({name: _cells(table.column(name)) for name in table.column_names})
+    return from_columns({name: _cells(name, table.column(name)) for name in table.column_names})
 
 
-def _cells(column: pa.ChunkedArray) -> list[Any]:
+def _cells(name: str, column: pa.ChunkedArray) -> list[Any]:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
-    kind = array.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.large_list(array.type.value_type))
+    if not _is_list(array.type):
         plain: list[Any] = array.to_pylist()
         return plain
-    inner, shape = kind.value_type, []
-    while pa.types.is_fixed_size_list(inner):
-        shape.append(inner.list_size)
-        inner = inner.value_type
-    if not (pa.types.is_integer(inner) or pa.types.is_floating(inner)):
+    values, shape = array.values, []
+    while not values.null_count:
+        if pa.types.is_fixed_size_list(values.type):
+            shape.append(values.type.list_size)
+        elif _is_list(values.type) and not len(values.values):
+            shape.append(0)
+        else:
+            break
+        values = values.flatten()
+    numbers = _numbers(name, array, values, math.prod(shape))
+    if numbers is None:
         nested: list[Any] = array.to_pylist()
         return nested
+    numbers = numbers.reshape(len(array.values), *shape)
     offsets = array.offsets.to_numpy()
-    values = array.values
-    while pa.types.is_fixed_size_list(values.type):
-        values = values.values
-    numbers = values.to_numpy().reshape(-1, *shape)
     absent = array.is_null().to_pylist()
     return [
         None if absent[row] else numbers[offsets[row] : offsets[row + 1]]
         for row in range(len(array))
     ]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _numbers(name: str, array: pa.Array, values: pa.Array, size: int) -> NDArray[Any] | None:
+    """The numbers in lists, None where there are none; each entry of a list has so many."""
+    if pa.types.is_null(values.type):  # nothing but nulls, as of tokens that no weights generated
+        values = values.cast(pa.float32())
+    if pa.types.is_floating(values.type):
+        floats: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+        return floats
+    if not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
+        return None
+    if values.null_count:
+        offsets = array.offsets.to_numpy() * size
+        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+        nulls = nulls[(nulls >= offsets[0]) & (nulls < offsets[-1])]
+        if nulls.size:
+            row = int(np.searchsorted(offsets, nulls[0], "right")) - 1
+            raise InvalidValue(
+                f"row {row}: {name}: expected numbers, got a null, which only floats may have, as "
+                "NaN; fill it, or leave the row out"
+            )
+        values = values.fill_null(0)  # those are in rows that were not selected
+    numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def to_dataset(groups: Iterable[Group]) -> Any:

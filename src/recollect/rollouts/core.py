@@ -18,6 +18,7 @@ from recollect.arguments import flag, keys_of, names, text, whole
 from recollect.checks import check_versions
 from recollect.clock import Clock
 from recollect.errors import InvalidValue, shown
+from recollect.info import Lease
 from recollect.inserting import NewInsert, try_insert
 from recollect.query import as_query, field
 from recollect.ragged import Ragged
@@ -638,6 +639,9 @@ class Core:
                 "promised": dict(self.space.promised),
                 "claimed": self.stages.claimed,
             }
+
+    def _returned(self, lease: Lease) -> None:
+        self.steps_of.pop(lease.id, None)
 
     def _member(self) -> RolloutMember:
         """What snapshots ask for."""

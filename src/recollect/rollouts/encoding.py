@@ -444,7 +444,10 @@ def _blob_names(blobs: Mapping[str, list[bytes]]) -> dict[str, list[str]] | None
 
 
 def tag_of(name: str, kind: FieldType, group: Group) -> Any:
-    """The value of a tag: the group's extra, or what its rollouts' extras come to."""
+    """The value of a tag: the group's extra, or else that of its rollouts.
+
+    Floats are averaged; whole numbers, texts and flags must agree.
+    """
     whose = f"extras[{name!r}]"
     if name in group.extras:
         return _scalar(whose, kind, group.extras[name])

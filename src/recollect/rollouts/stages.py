@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from recollect.arguments import text, time_span, whole
 from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
 from recollect.info import Lease
-from recollect.rollouts.annotations import PLACES, Filling, fill
+from recollect.rollouts.annotations import NEVER_LATER, PLACES, Filling, fill
 from recollect.rollouts.cells import Cells
-from recollect.rollouts.encoding import ARRAYS, ROWS, Entry
+from recollect.rollouts.encoding import ARRAYS, Entry
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.taking import lease_span
-from recollect.rollouts.verbs import Verb
+from recollect.rollouts.verbs import Verb, run, run_async
 from recollect.schema import Stored
 from recollect.waiting import Blocked
 
@@ -37,21 +37,15 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]
 Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
 
-ALWAYS = {n for n in ROWS if not ROWS[n].optional} - {"stamp"} | {"prompt_ids", "group_id", "task"}
-
 
 def check_cell(what: str, cell: Any) -> None:
     """A cell that may come later."""
     text(what, cell)
-    if cell in ALWAYS:
+    if cell in NEVER_LATER or "." in cell:
         raise InvalidValue(
-            f"{what}: every rollout has {cell!r} when it is put; expected reward, rewards, "
-            "logprobs, or the name of an array"
+            f"{what}: annotate never fills {cell!r}; expected reward, rewards, logprobs, "
+            "loss_mask, or the name of an array"
         )
-
-
-class _Again:
-    """A claim must look anew: another one ends before it would wake."""
 
 
 class Claim:
@@ -160,16 +154,18 @@ class Stages:
     def rows_of(self) -> dict[str, int]:
         """The key of the group that has a rollout, by rollout id; made when first asked for."""
         if self._rows_of is None:
-            self._rows_of = {}
             core = self._core
             keys = [key for key, entry in core.entries.items() if not entry.trained]
-            if keys:
+            ids: list[str] = []
+            starts = [0]
+            if keys:  # read first: where that fails, the next call begins anew
                 chosen = core.storage.get(np.array(keys, np.uint64), ["rollout_id"])
                 batch = chosen.read(np.empty)
-                ids: list[str] = batch.columns["rollout_id"].to_list()  # type: ignore[union-attr]
+                ids = batch.columns["rollout_id"].to_list()  # type: ignore[union-attr]
                 starts = batch.info.row_offsets.tolist()
-                for key, (first, last) in zip(keys, pairwise(starts), strict=True):
-                    self.stored(key, core.entries[key], ids[first:last])
+            self._rows_of = {}
+            for key, (first, last) in zip(keys, pairwise(starts), strict=True):
+                self.stored(key, core.entries[key], ids[first:last])
         return self._rows_of
 
     def ids_of(self, key: int) -> list[str]:
@@ -210,17 +206,14 @@ class Stages:
         span, deadline = self._checked(n, lacks, lease, task, timeout)
         while True:
             until = min(deadline, self._next_deadline())
-            verb = self._claiming(n, lacks, span, task, until)
             try:
-                result = await table._attempt_async(
-                    verb.attempt, verb.room, self._left(until), verb.what
-                )
+                claimed = await run_async(table, self._claiming(n, lacks, span, task, until))
             except WaitTimeout:
                 if table._clock.monotonic() >= deadline:
                     raise
                 continue
-            if not isinstance(result, _Again):
-                return verb.finish(result)
+            if claimed is not None:
+                return claimed
 
     def claim_blocking(self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any) -> Groups:
         """Claim for a thread."""
@@ -228,15 +221,14 @@ class Stages:
         span, deadline = self._checked(n, lacks, lease, task, timeout)
         while True:
             until = min(deadline, self._next_deadline())
-            verb = self._claiming(n, lacks, span, task, until)
             try:
-                result = table._attempt(verb.attempt, verb.room, self._left(until), verb.what)
+                claimed = run(table, self._claiming(n, lacks, span, task, until))
             except WaitTimeout:
                 if table._clock.monotonic() >= deadline:
                     raise
                 continue
-            if not isinstance(result, _Again):
-                return verb.finish(result)
+            if claimed is not None:
+                return claimed
 
     def _checked(
         self, n: Any, lacks: Any, lease: Any, task: Any, timeout: Any
@@ -262,7 +254,8 @@ class Stages:
 
     def _claiming(
         self, n: int, cell: str, span: float, task: str | None, until: float
-    ) -> Verb[Groups]:
+    ) -> Verb[Groups | None]:
+        """Claim until a time; None where another claim lapses before it."""
         core, table = self._core, self._core.table
 
         def attempt() -> Any:
@@ -272,7 +265,7 @@ class Stages:
             keys = self._next(n, cell, task)
             if not keys and n > 0:
                 if self._next_deadline() < until:
-                    return _Again()
+                    return None
                 return Blocked(f"no group lacks {cell!r} now" + (f" in {task}" if task else ""))
             found = np.array(keys, np.uint64)
             blobs = core.blobs_of([core.entries[key] for key in keys])
@@ -283,10 +276,15 @@ class Stages:
                 self._add(cell, keys, span),
             )
 
-        def finish(taken: Any) -> Groups:
-            return core.collated(*taken)
+        def finish(taken: Any) -> Groups | None:
+            return None if taken is None else core.collated(*taken)
 
-        return Verb(attempt, table._gate.arrivals, None, f"claim({n}, {cell!r})", finish)
+        def undo(taken: Any) -> None:
+            if taken is not None and taken[3] is not None and taken[3].id in self._claims:
+                self.give_back(taken[3])
+
+        what = f"claim({n}, {cell!r})"
+        return Verb(attempt, table._gate.arrivals, self._left(until), what, finish, undo)
 
     def _next(self, n: int, cell: str, task: str | None) -> list[int]:
         """The first n groups that lack a cell and are not claimed, by arrival."""

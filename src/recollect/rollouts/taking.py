@@ -14,7 +14,6 @@ from recollect.checks import checked_field
 from recollect.effects import Archived, Updated
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.info import Lease
-from recollect.leases import number_of
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiring import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
@@ -135,7 +134,7 @@ class Taking:
             core.accounts.took(task, count)
         step = core.train_step if train_step is None else train_step
         held = None
-        if span is not None:
+        if span is not None and keys:
             held = table._lease(chosen, owner, span)
             core.steps_of[held.id] = step
         elif keys and told:
@@ -162,7 +161,10 @@ class Taking:
         return self._core.collated(chosen, step, blobs, held)
 
     def _verb(self, attempt: Any, timeout: float | None, what: str, finish: Any) -> Verb[Any]:
-        return Verb(attempt, self._table._gate.arrivals, timeout, what, finish)
+        return Verb(attempt, self._table._gate.arrivals, timeout, what, finish, self._undo)
+
+    def _undo(self, taken: tuple[Chosen, int, dict[str, bytes], Lease | None]) -> None:
+        self._table._return_lease(taken[3])
 
     # -- sampling ---------------------------------------------------------------------------------
     def sample(
@@ -266,7 +268,6 @@ class Taking:
                 return core.stages.give_back(lease)
             before = core.storage.hidden
             table._bring_back(lease, "given back")
-            core.steps_of.pop(number_of(lease), None)
             returned = before - core.storage.hidden
             expire_due(core)
             return returned
@@ -295,7 +296,6 @@ class Taking:
             leases = table._leases.of_owner(owner)
             for lease in leases:
                 table._bring_back(lease, "given back")
-                core.steps_of.pop(lease.id, None)
             expire_due(core)
             return len(leases)
 
@@ -327,9 +327,20 @@ class Taking:
 
 
 def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> None:
-    """Hidden groups are trained and stay; nothing takes, expires or claims them any more."""
+    """Hidden groups are trained and stay; nothing takes, expires or claims them any more.
+
+    Those that were trained before, and that somebody looked at, stay as they are.
+    """
     storage, table = core.storage, core.table
     core.archived = True
+    if lease is not None:
+        table._effects.emit(Archived, keys, lease)
+    before = np.array([core.entries[key].trained for key in keys.tolist()], np.bool_)
+    if before.any():
+        storage.show(keys[before], returned=False)
+        keys = keys[~before]
+    if not keys.size:
+        return
     core.leave_account(keys, "trained")
     fields = {
         "status": Status.ARCHIVED.value,
@@ -338,8 +349,6 @@ def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> No
     }
     storage.update(keys, fields)
     storage.show(keys, returned=False)
-    if lease is not None:
-        table._effects.emit(Archived, keys, lease)
     table._effects.emit(Updated, keys, fields)
     table._gate.departures.changed(keys.size)  # what is archived makes room when needed
 

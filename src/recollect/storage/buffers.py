@@ -41,7 +41,10 @@ def _fresh(size: int) -> Bytes:
     """New memory. A large one is mapped by itself, so that freeing it gives its pages back."""
     if size < LARGE:
         return np.empty(size, np.uint8)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"there is no memory for {size:,} bytes more: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages: small ones will do
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -87,7 +88,8 @@ class MemoryChosen:
 
     def begin(self) -> None:
         """Have another thread begin with what `open` goes on with: for who has more to do first."""
-        self._begun = self._reader.begin(self._allocate, self.columns)
+        with suppress(MemoryError):  # `open` says so, when all who must know of the items do
+            self._begun = self._reader.begin(self._allocate, self.columns)
 
     def read(self, allocate: Allocate | None = None, lease: Any = None) -> Batch:
         """Copy the payload; needs no lock."""

@@ -62,9 +62,15 @@ class DirectInserts:
         indexing = storage._indexing
         if items.make_room(1):
             indexing.resize()
+            items.growing = False
         items.keep(layout.A_ROWS)
-        page = rows._segment_with_room(count * rows.stride + stored[0])
-        other = shared._segment_with_room(shared.stride + stored[1])
+        try:
+            page = rows._segment_with_room(count * rows.stride + stored[0])
+            other = shared._segment_with_room(shared.stride + stored[1])
+        finally:
+            opened = rows.opened + shared.opened
+            if opened != storage._opened:  # their counts may have moved
+                storage._show_segments()
         place = self._in_place
         place[0], place[1], place[2], place[3] = page.base, page.stride, page.tail, page.rows
         place[4], place[5], place[6], place[7] = other.base, other.stride, other.tail, other.rows
@@ -75,9 +81,6 @@ class DirectInserts:
         page.tail, other.tail = place[2], place[6]
         page.rows += count
         other.rows += 1
-        opened = rows.opened + shared.opened
-        if opened != storage._opened:
-            storage._show_segments()
         indexing.expect_versions(fields)
         partition = indexing.partition(tuple(map(fields.get, storage._partition_by)))
         indexing.reserve_one(partition)

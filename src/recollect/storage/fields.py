@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from recollect.errors import InvalidValue, shown
 from recollect.kernels import load
 from recollect.query import FieldType, FieldValues
+from recollect.query.tree import KEYWORDS
 
 Array = NDArray[Any]
 
@@ -34,6 +35,8 @@ BUILT_IN: dict[str, FieldType] = {
 SETTABLE = ("priority", "task", "status", "version")  # and tags
 RESERVED = {*BUILT_IN, "keys", "probability", "weights", "row_offsets", "row_starts", "deliveries"}
 RESERVED |= {"table_size", "lease", "any", "all", "not", "field"}
+# What calls that take fields by name call their own arguments.
+RESERVED |= {"self", "columns", "shared", "rows_per_item", "timeout", "request"}
 
 LARGEST_WEIGHT = 150.0  # the power of ten that priority ** alpha may reach
 ABSENT_INT = -(1 << 63)
@@ -64,7 +67,7 @@ def parse_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
     for name, kind in (tags or {}).items():
         if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
             raise InvalidValue(f"tags: {name!r} is not a name of letters, digits and underscores")
-        if name in RESERVED:
+        if name in RESERVED or name.lower() in KEYWORDS:
             raise InvalidValue(f"tags: the name {name!r} is taken; choose another")
         known = [t for given, t in _TAG_TYPES.items() if given is kind or given == kind]
         if not known:
@@ -191,10 +194,11 @@ class FieldArray(Texts):
         self.array: Array = np.full(size, self.absent, _DTYPES[kind])
         self._texts: tuple[list[str], Array] = ([], np.array([None], object))
 
-    def resize(self, size: int) -> None:
+    def resized(self, size: int) -> Array:
+        """The values by slot, for so many slots."""
         grown = np.full(size, self.absent, self.array.dtype)
         grown[: self.array.size] = self.array[:size]
-        self.array = grown
+        return grown
 
     def write(self, slots: Array, value: FieldValue) -> None:
         """Set the field of items; the caller has checked the value."""

@@ -40,7 +40,7 @@ class SharedCopy:
     alone.
     """
 
-    __slots__ = ("__weakref__", "_alone", "_arguments", "_crew", "_values")
+    __slots__ = ("__weakref__", "_alone", "_arguments", "_crew", "_turn", "_values")
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class SharedCopy:
         self._values = values
         if worth:
             crew = _the_crew(kernels)
-            if crew is not None and crew.claim(self):
-                self._crew = crew
+            turn = 0 if crew is None else crew.claim(self)
+            if crew is not None and turn:
+                self._crew, self._turn = crew, turn
                 targets = np.empty(len(values), np.int64)
                 crew.held = arguments, values, held, targets
                 begin = kernels.helping.begin_cells if cells else kernels.helping.begin_rows
@@ -76,11 +77,11 @@ class SharedCopy:
         if crew is None or crew is not _crew:  # the other thread did not come along into a fork
             self._alone(*self._arguments, id(self._values))
         else:
-            crew.end(help_first=True)
+            crew.end()
 
     def __del__(self) -> None:
         if self._crew is not None and self._crew is _crew:  # nobody wants it any more
-            self._crew.end(help_first=False)
+            self._crew.give_up(self._turn)
 
 
 class _Crew:
@@ -95,6 +96,7 @@ class _Crew:
         self._kernels = kernels.helping
         self._lock = threading.Lock()
         self._owner: weakref.ref[SharedCopy] | None = None
+        self._turn = 0  # counts those who had the thread
         self.held: object = None  # whatever the job has addresses of
         self.job = aligned_zeros((layout.JOB_BLOCK,), np.int64)
         self._kernels.prepare(self.job)
@@ -105,21 +107,34 @@ class _Crew:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
         self._kernels.serve(self.job)
 
-    def claim(self, copy: SharedCopy) -> bool:
-        """Have the thread for a copy, unless another has it."""
+    def claim(self, copy: SharedCopy) -> int:
+        """Have the thread for a copy; returns whose turn it is, 0 where another has it."""
         with self._lock:
             owner = self._owner
             if owner is not None:
                 if owner() is not None:
-                    return False
+                    return 0
                 self._kernels.end(self.job, False)
             self._owner = weakref.ref(copy)
-        return True
+            self._turn += 1
+            return self._turn
 
-    def end(self, *, help_first: bool) -> None:
-        """The copy is done, after doing what is left of it if told to, or given up."""
-        self._kernels.end(self.job, help_first)
+    def end(self) -> None:
+        """Do what is left of the copy that has the thread, and wait for the rest."""
+        self._kernels.end(self.job, True)
         self.held = self._owner = None
+
+    def give_up(self, turn: int) -> None:
+        """Nobody wants a copy any more, unless the thread was claimed since: of a copy that is
+        collected, the reference dies first. Where it is being claimed now, that ends it.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                if self._turn == turn:
+                    self._kernels.end(self.job, False)
+                    self.held = self._owner = None
+            finally:
+                self._lock.release()
 
 
 def _the_crew(kernels: Any) -> _Crew | None:

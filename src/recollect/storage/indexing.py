@@ -31,6 +31,7 @@ LAST = (1 << 63) - 1  # what absent values sort as
 VANISHING = 1e-200  # a sum of weights below which their ratios would be lost
 
 
+NO_SLOTS = np.zeros(0, np.int64)
 FILLED = 1 << 14  # items that enter a new index at a time: scratch memory stays small
 
 
@@ -103,6 +104,17 @@ class Indexing:
         rows = [self.indexes.row_of(number, family) for number in partitions]
         table = self.indexes.table
         return np.array([row for row in rows if table[row, layout.COUNT]], np.int64)
+
+    def visible_in(self, partitions: list[int]) -> Ints:
+        """The slots of the visible items of some partitions, rising.
+
+        Where no index of partitions has its members one after another, one is kept from now on.
+        """
+        sets = [k for k, kind in enumerate(self.indexes.families) if kind.kind != layout.ORDER]
+        family = sets[0] if sets else self.family(IndexKind(layout.UNIFORM))
+        kept = [self.indexes.partitions[number][family] for number in partitions]
+        members = [index.arrays[layout.A_MEMBERS][: index.count] for index in kept]
+        return np.sort(np.concatenate([NO_SLOTS, *members]))
 
     def rows_of(self, plan: Plan, slots: Ints) -> Ints:
         """An index of just these items, for one call."""

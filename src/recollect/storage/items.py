@@ -41,6 +41,7 @@ class Items:
         self.owned: dict[int, Array] = {}
         self.unset = {n: FieldArray(n, kind, 1) for n, kind in fields.items() if n not in BUILT_IN}
         self.plain = True  # whether an item is one row and has no fields beyond its record
+        self.growing = False  # whether slots became more, and indexes do not know it yet
         self._maxima: Any = memoryview(np.zeros(1))  # type: ignore[arg-type]
         origin = np.uint64(secrets.randbits(20) << layout.COUNTER_BITS)
         self.block[layout.ORIGIN] = origin.view(np.int64)
@@ -62,14 +63,16 @@ class Items:
             self.plain = False
 
     def make_room(self, more: int) -> bool:
-        """Have slots for so many more items; returns whether arrays by slot were replaced."""
+        """Have slots for so many more items; returns whether indexes must grow too, which ends
+        `growing`: where there was no memory for them, they are behind until the next call.
+        """
         now = self.now
         live, slots = now[layout.LIVE], now[layout.SLOTS]
-        grows = live + more > slots
-        if grows:
+        if live + more > slots:
+            self.growing = True
             self.resize(min(self._capacity, max(2 * slots, live + more)))
         self.reserve_hash(more)
-        return grows
+        return self.growing
 
     def reserve_hash(self, more: int) -> None:
         """Have room for so many more displaced items."""
@@ -98,8 +101,14 @@ class Items:
 
     def have_slots(self, slots: int) -> None:
         """The same, for a caller that writes the records of new slots itself."""
-        self.block[layout.SLOTS] = slots
+        # what takes memory comes first: where there is none, nothing has changed
         records = aligned_zeros(((slots + 15) & ~15, WORDS), np.int64)
+        by_slot = {}
+        for position in [p for p in self.owned if p in _BY_SLOT] or [layout.A_INSERTED]:
+            dtype, fill = _BY_SLOT[position]
+            by_slot[position] = _grown(self.owned.get(position), slots, dtype, fill)
+        fields = [(field, field.resized(slots)) for field in self.fields.values()]
+        self.block[layout.SLOTS] = slots
         records[: len(self._records)] = self._records
         self._records = records
         self._own(layout.A_RECORD, records)
@@ -108,11 +117,10 @@ class Items:
         self.priority: NDArray[np.float64] = records[:slots, layout.PRIORITY].view(np.float64)
         self.times: NDArray[np.int32] = records.view(np.int32)[:slots, layout.TIMES]
         self.state: NDArray[np.int8] = records.view(np.int8)[:slots, layout.STATE]
-        for position in [p for p in self.owned if p in _BY_SLOT] or [layout.A_INSERTED]:
-            dtype, fill = _BY_SLOT[position]
-            self._own(position, _grown(self.owned.get(position), slots, dtype, fill))
-        for field in self.fields.values():
-            field.resize(slots)
+        for position, array in by_slot.items():
+            self._own(position, array)
+        for field, values in fields:
+            field.array = values
         self._show_version()
 
     def rebuild(self) -> None:

@@ -44,6 +44,7 @@ NO_PARTITION = np.zeros(1, np.int32)
 OUTPUTS = 12 << 20  # bytes of large outputs that are kept for reuse,
 OUTPUT_SHARE = 32  # and one in so many of the payload
 SEGMENTS = 16 << 20  # the same for segments: as one is opened, two may just have died
+SCANNED, SHARE_SCANNED = 1024, 8  # a scan is as good where few items are beside those wanted
 LARGEST_CHUNK = 256  # items that `hide_up_to` looks at together
 
 
@@ -182,14 +183,25 @@ class MemoryStorage:
 
     def _matching(self, where: Where | None, *, visible: bool) -> Ints:
         """The slots of items that meet a query: a scan over fields, never over payload."""
-        slots = self._items.visible() if visible else self._items.stored()
-        if where is not None and where.partitions:
-            admitted = self._indexing.partitions.admitted(where.partitions)
-            numbers = self._items.owned[layout.A_PARTITION][slots]
+        if where is None:
+            return self._items.visible() if visible else self._items.stored()
+        slots = self._admitted(where.partitions, visible=visible)
+        return slots if where.rest is None else slots[self._mask(where.rest, slots)]
+
+    def _admitted(self, wanted: Mapping[str, frozenset[Any]], *, visible: bool) -> Ints:
+        """The slots of items in the partitions that a query admits, rising."""
+        items, partitions = self._items, self._indexing.partitions
+        if wanted:
+            admitted = partitions.admitted(wanted)
+            count, stored = partitions.available(admitted)[0], partitions.stored(admitted)
+            few = SCANNED + SHARE_SCANNED * count < len(self)
+            if few and (visible or count == stored):  # what is hidden is in no set
+                return self._indexing.visible_in(admitted)
+        slots = items.visible() if visible else items.stored()
+        if wanted:
+            numbers = items.owned[layout.A_PARTITION][slots]
             slots = slots[np.isin(numbers, np.array(admitted, np.int32))]
-        if where is None or where.rest is None:
-            return slots
-        return slots[self._mask(where.rest, slots)]
+        return slots
 
     def _mask(self, query: Query, slots: Ints) -> NDArray[np.bool_]:
         return mask(query, lambda name: self._items.values(name, slots), slots.size)
@@ -201,6 +213,7 @@ class MemoryStorage:
         count = new.count
         if items.make_room(count):
             self._indexing.resize()
+            items.growing = False
         if new.per_item is not ONE_ROW and (new.per_item.size > 1 or new.per_item[0] != 1):
             items.keep(layout.A_ROWS)
         priority = new.priority
@@ -215,10 +228,12 @@ class MemoryStorage:
             self._indexing.expect(priority)
         if new.fields:
             self._indexing.expect_versions(new.fields)
-        locations, payload = rows.append(new.rows, new.per_item, count)
+        locations, payload = self._append(rows, new.rows, new.per_item, count)
         shared_locations = shared_payload = None
         if self._shared is not None and new.shared is not None:
-            shared_locations, shared_payload = self._shared.append(new.shared, ONE_ROW, count)
+            shared_locations, shared_payload = self._append(
+                self._shared, new.shared, ONE_ROW, count
+            )
             payload = payload + shared_payload
         keys = np.empty(count, np.uint64)
         slots = np.empty(count, np.int64)
@@ -240,6 +255,16 @@ class MemoryStorage:
         self._tidy(rows.opened if self._shared is None else rows.opened + self._shared.opened)
         return keys
 
+    def _append(
+        self, store: RowStore, rows: Rows, per_item: NDArray[np.int32], count: int
+    ) -> tuple[Ints, Ints]:
+        """Store rows; where there is no memory for them, nothing has changed."""
+        try:
+            return store.append(rows, per_item, count)
+        except BaseException:
+            self._show_segments()  # their counts may have moved
+            raise
+
     def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         rows, items, indexing, count = self._rows, self._items, self._indexing, new.count
         if not items.plain or rows is None or rows.tracking:
@@ -256,16 +281,16 @@ class MemoryStorage:
             priority[0] = items.highest_priority()
         else:
             self._indexing.expect(priority)
-        payload = rows.row_bytes
-        base, locations = rows.claim(count)
-        if not base:
-            locations, payload = rows.append(new.rows, ONE_ROW, count)
-            if rows.opened != self._opened:
-                self._show_segments()
         keys = np.empty(2 * count if tell else count, np.uint64)
         if self._slots.size < count:
             self._slots = np.empty(count, np.int64)
         indexing.make_work(count)
+        payload = rows.row_bytes
+        base, locations = rows.claim(count)
+        if not base:
+            locations, payload = self._append(rows, new.rows, ONE_ROW, count)
+            if rows.opened != self._opened:
+                self._show_segments()
         self._kernels.items.recycle(
             items.block, indexing.indexes.table, order, count, locations, payload, priority,
             new.inserted_at, keys, self._slots, indexing.work,

@@ -9,7 +9,8 @@ lost most of their rows are emptied by moving whole items to the end (`compact`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -194,9 +195,10 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            if per_item is ONE_ROW:
-                return self._append_rows(rows), self.row_bytes
-            return self._append_split(rows, per_item, items, None)
+            with self._all_or_none():
+                if per_item is ONE_ROW:
+                    return self._append_rows(rows), self.row_bytes
+                return self._append_split(rows, per_item, items, None)
         location = (segment.number << 32) | segment.rows
         self._write(segment, rows, 0, rows.count)
         if per_item is ONE_ROW:
@@ -234,12 +236,25 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride + int(stored.sum())
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            return self._append_split(rows, per_item, items, stored)[0], payload
+            with self._all_or_none():
+                return self._append_split(rows, per_item, items, stored)[0], payload
         location = (segment.number << 32) | segment.rows
         self._write_varying(segment, 0, rows.count)
         if items > 1:
             return self._locations(location, np.broadcast_to(per_item, items)), payload
         return np.array([location], np.int64), payload
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Where there is no memory for all rows of a batch, those that were stored do not count."""
+        before = self.live_rows.copy()
+        try:
+            yield
+        except BaseException:
+            self.live_rows[: before.size] = before
+            self.live_rows[before.size :] = 0
+            self.drop_dead()
+            raise
 
     def _append_rows(self, rows: Rows) -> Ints:
         """Store rows of one size, each an item, over several segments."""
@@ -358,20 +373,20 @@ class RowStore:
     def _open_segment(self, at_least: int) -> Segment:
         """Seal the open segment and begin another, large enough for one whole item."""
         self._seal()
-        size = max(self._next_size, at_least + 64)
-        self._next_size = min(2 * self._next_size, self._limit)
-        if self._free:
-            number = self._free.pop()
-        else:
-            number = len(self._segments)
-            self._segments.append(None)
-            self._buffers.append(None)
-            self._grow_counts(number + 1)
-        buffer = self._pool.bytes(size)
+        # what takes memory comes first: where there is none, nothing has changed
+        buffer = self._pool.bytes(max(self._next_size, at_least + 64))
         base = self._kernels.rows.data_address(id(buffer))
+        number = self._free[-1] if self._free else len(self._segments)
         segment = Segment(buffer, base, number, self.opened + 1, self.stride)
         if self.tracking:
             segment.owners = np.full(segment.most, -1, np.int32)
+        self._next_size = min(2 * self._next_size, self._limit)
+        if self._free:
+            self._free.pop()
+        else:
+            self._grow_counts(number + 1)
+            self._segments.append(None)
+            self._buffers.append(None)
         self._segments[number] = segment
         self.live_rows[number] = self.sealed[number] = 0
         self.allocated += segment.buffer.size
@@ -382,9 +397,10 @@ class RowStore:
 
     def _grow_counts(self, numbers: int) -> None:
         if numbers > self.live_rows.size:
+            sealed = np.concatenate([self.sealed, np.zeros_like(self.sealed)])
             self.live_rows = np.concatenate([self.live_rows, np.zeros_like(self.live_rows)])
             self._live = self.live_rows.data
-            self.sealed = np.concatenate([self.sealed, np.zeros_like(self.sealed)])
+            self.sealed = sealed
 
     def _renew_directory(self, number: int) -> None:
         """Replace the directory by one with segment `number` as it is now; readers keep theirs."""
