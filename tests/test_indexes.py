@@ -489,7 +489,7 @@ def test_a_query_by_partitions_looks_at_their_items_only(sampler, monkeypatch):
     for scan in ("visible", "stored"):
         monkeypatch.setattr(Items, scan, lambda _: pytest.fail("it looked at every item"))
     assert table.count({"task": "rare", "score": {"lt": 2000}}) == 2
-    assert set(table.sample(3, where={"task": "rare", "score": {"gt": 8500}})["x"]) == {9000}
+    assert table.sample(1, where={"task": "rare", "score": {"gt": 8500}})["x"].tolist() == [9000]
     assert table.delete(where={"task": "rare", "score": {"lt": 2000}}) == 2
     assert table.delete(where={"task": "none"}) == 0
     table.update(keys[:1], task="often")  # it has gone
