@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from postgres_server import PostgresServer
 
 import recollect as rc
 
@@ -66,9 +69,61 @@ def test_cells_that_groups_lack_can_still_be_claimed(tmp_path: Path) -> None:
     again.close()
 
 
-def test_groups_that_need_what_went_with_their_process_are_refused(tmp_path: Path) -> None:
+def stored_blobs(folder: Path) -> list[bytes]:
+    with contextlib.closing(sqlite3.connect(folder / "groups.db")) as database:
+        return [data for (data,) in database.execute("select data from recollect_blobs")]
+
+
+def test_blobs_are_there_again_and_go_with_the_last_group(tmp_path: Path) -> None:
+    buffer = opened(tmp_path)
+    buffer.put(group("a", blobs={"image": [b"one", b"two"]}), version=0)
+    buffer.put(group("b", blobs={"image": [b"two"]}), version=0)
+    buffer.put(group("c"), version=0)
+    assert sorted(stored_blobs(tmp_path)) == [b"one", b"two"]  # once by content
+    buffer.close()
+
+    again = opened(tmp_path)
+    assert names(again.take(1)) == ["a"]
+    assert stored_blobs(tmp_path) == [b"two"]
+    again.put(group("d", blobs={"image": [b"three"]}), version=0)
+    taken = again.take(3)
+    assert [one.blobs for one in taken] == [{"image": [b"two"]}, {}, {"image": [b"three"]}]
+    assert stored_blobs(tmp_path) == []
+    assert again.nbytes == 0
+    again.close()
+
+
+def test_blobs_are_there_again_in_a_server(postgres: PostgresServer) -> None:
+    url = postgres.schema()
+    options: dict[str, Any] = {"order": rc.Fifo(), "staleness": PATIENT}
+    buffer = rc.RolloutBuffer(storage=rc.SqlStorage(url), **options).sync
+    buffer.put(group("a", blobs={"image": [bytes(range(256)), b""]}), version=0)
+    buffer.close()
+    again = rc.RolloutBuffer(storage=rc.SqlStorage(url), **options).sync
+    again.put(group("b", blobs={"image": [bytes(range(256))]}), version=0)
+    taken = again.take(2)
+    assert [one.blobs["image"][0] for one in taken] == [bytes(range(256))] * 2
+    assert len(again._core.blobs) == again.nbytes == 0
+    again.close()
+
+
+def test_a_database_from_before_there_were_blobs_in_it_is_opened(tmp_path: Path) -> None:
+    buffer = opened(tmp_path)
+    buffer.put(group("a"), version=0)
+    buffer.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "groups.db")) as database:
+        database.execute("drop table recollect_blobs")
+    again = opened(tmp_path)
+    again.put(group("b", blobs={"image": [b"one"]}), version=0)
+    assert stored_blobs(tmp_path) == [b"one"]
+    again.close()
+
+
+def test_blobs_that_went_with_their_process_are_told_of(tmp_path: Path) -> None:
     buffer = opened(tmp_path)
     buffer.put(group("a", blobs={"image": [b"..."]}), version=0)
     buffer.close()
-    with pytest.raises(rc.InvalidValue, match="blobs, which are not kept in a storage"):
+    with contextlib.closing(sqlite3.connect(tmp_path / "groups.db")) as database, database:
+        database.execute("delete from recollect_blobs")
+    with pytest.raises(rc.InvalidValue, match="blobs that this storage does not have"):
         opened(tmp_path)

@@ -11,17 +11,26 @@ from typing import TYPE_CHECKING
 from recollect.errors import InvalidValue
 
 if TYPE_CHECKING:
+    from recollect.rollouts.blobs import Blobs
     from recollect.rollouts.core import Core
 
 
-class _NoBlobs(dict[str, bytes]):
-    """Blobs lie in the memory of the process that put them."""
+class _Kept(dict[str, bytes]):
+    """The blobs that a storage has kept; they are read when a group asks for them."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
 
     def __missing__(self, name: str) -> bytes:
-        raise InvalidValue(
-            "storage: a stored group refers to blobs, which are not kept in a storage and went "
-            "with the process that put them; put groups with blobs anew, into an empty table"
-        )
+        found = self._blobs.kept([name]).get(name)
+        if found is None:
+            raise InvalidValue(
+                "storage: a stored group refers to blobs that this storage does not have: those "
+                "went with the process that put them; put groups with blobs anew, into an empty "
+                "table"
+            )
+        self[name] = found
+        return found
 
 
 def adopt(core: Core) -> None:
@@ -32,7 +41,7 @@ def adopt(core: Core) -> None:
         if not len(core.storage):
             return
         own = {"train_step": core.train_step, "accounts": core.accounts.state()}
-        restore_own(core, own, _NoBlobs())
+        restore_own(core, own, _Kept(core.blobs))
         for entry in core.entries.values():
             if not entry.trained:
                 core.accounts[entry.task].put += 1

@@ -7,8 +7,12 @@ have equal blobs share the bytes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from recollect.storage.base import BlobBook
 
 
 def digest(blob: bytes) -> str:
@@ -29,9 +33,13 @@ _everywhere: WeakValueDictionary[str, Blob] = WeakValueDictionary()
 
 
 class Blobs:
-    """The blobs of a buffer, and how many groups refer to each. Guarded by the table's lock."""
+    """The blobs of a buffer, and how many groups refer to each. Guarded by the table's lock.
 
-    def __init__(self) -> None:
+    Where the groups are in a database, so are the blobs, and these are what is read of them.
+    """
+
+    def __init__(self, kept: BlobBook | None = None) -> None:
+        self._kept = kept
         self._blobs: dict[str, Blob] = {}
         self._references: dict[str, int] = {}
         self.nbytes = 0
@@ -53,15 +61,19 @@ class Blobs:
 
     def add(self, blobs: Mapping[str, bytes]) -> None:
         """A group refers to these."""
-        for name, blob in blobs.items():
-            if name not in self._blobs:
-                self._blobs[name] = _everywhere.setdefault(name, Blob(blob))
-                self.nbytes += len(blob)
+        new = {name: blob for name, blob in blobs.items() if name not in self._blobs}
+        if new and self._kept is not None:
+            self._kept.put(new)
+        for name, blob in new.items():
+            self._blobs[name] = _everywhere.setdefault(name, Blob(blob))
+            self.nbytes += len(blob)
+        for name in blobs:
             self._references[name] = self._references.get(name, 0) + 1
 
     def remove(self, names: Iterable[str]) -> int:
         """A group refers to these no more; returns the bytes that were freed."""
         before = self.nbytes
+        gone = []
         for name in names:
             left = self._references[name] - 1
             if left:
@@ -69,7 +81,20 @@ class Blobs:
             else:
                 del self._references[name]
                 self.nbytes -= len(self._blobs.pop(name).data)
+                gone.append(name)
+        if gone and self._kept is not None:
+            self._kept.remove(gone)
         return before - self.nbytes
+
+    def clear(self) -> None:
+        """No group refers to any."""
+        if self._blobs and self._kept is not None:
+            self._kept.remove(list(self._blobs))
+        self._blobs, self._references, self.nbytes = {}, {}, 0
+
+    def kept(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those that are in a database from before."""
+        return {} if self._kept is None else self._kept.get(names)
 
     def get(self, names: Iterable[str]) -> dict[str, bytes]:
         """Blobs by name, for a reader that outlives the reference."""

@@ -132,7 +132,7 @@ class Core:
         self._none_due = -1  # the count of alarms since which nothing can have come due
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, int] = {}
-        self.blobs = Blobs()
+        self.blobs = Blobs(None if self.table._shared is None else self.table._shared.blobs)
         self.accounts = Accounts()
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judging.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for

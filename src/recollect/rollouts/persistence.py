@@ -26,7 +26,7 @@ from recollect.durability.snapshot import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.annotations import PLACES
-from recollect.rollouts.blobs import Blobs, digest
+from recollect.rollouts.blobs import digest
 from recollect.rollouts.encoding import ARRAYS, Entry, tally
 from recollect.rollouts.rewinding import Line
 from recollect.rollouts.rollout import Status
@@ -82,7 +82,8 @@ def forget(core: Core) -> None:
     core.by_id.clear()
     core.steps_of.clear()
     core.line = Line.new()
-    core.blobs, core.accounts = Blobs(), Accounts()
+    core.blobs.clear()
+    core.accounts = Accounts()
     core.space, core.stages = Space(core), Stages(core)
 
 

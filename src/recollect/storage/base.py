@@ -167,6 +167,16 @@ class Sharing(Protocol):
         ...
 
 
+class BlobBook(Protocol):
+    """Blobs by name, kept beside the items that refer to them, and in their transactions."""
+
+    def put(self, blobs: Mapping[str, bytes]) -> None: ...
+    def remove(self, names: Sequence[str]) -> None: ...
+    def get(self, names: Sequence[str]) -> dict[str, bytes]:
+        """Those that are there."""
+        ...
+
+
 class Shared(Protocol):
     """What a storage keeps for a table that several processes share."""
 
@@ -180,6 +190,9 @@ class Shared(Protocol):
 
     @property
     def requests(self) -> RequestBook: ...
+
+    @property
+    def blobs(self) -> BlobBook: ...
 
     def attach(self, sharing: Sharing) -> None:
         """Whom to tell; called once, before the first transaction."""

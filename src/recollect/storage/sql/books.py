@@ -1,9 +1,11 @@
-"""What a table remembers beside its items, kept in the database: leases and requests."""
+"""What a table remembers beside its items, kept in the database: leases, requests and blobs."""
 
 from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,13 +16,14 @@ from recollect.info import Lease
 from recollect.leases import Held, not_held, number_of
 from recollect.requests import PER_PRODUCER, PRODUCERS, Request, too_old
 from recollect.storage.sql.statements import KEYED, Statements
-from recollect.storage.sql.tables import leases, requests
+from recollect.storage.sql.tables import blobs, leases, requests
 from recollect.storage.sql.text import from_text, to_text
 from recollect.storage.sql.transactions import Transactions
 
 Keys = NDArray[np.uint64]
 
 LEASE_BITS = 52  # of an id, which is random: so JSON keeps it, and no two processes must agree
+AT_ONCE = 500  # blobs that a statement names
 PRUNED = 256  # requests after which we look for producers that are long gone
 
 
@@ -243,6 +246,51 @@ class SqlRequests:
             .limit(PRODUCERS)
         )
         self._run(sa.delete(requests).where(mine, requests.c.producer.not_in(kept)))
+
+
+class SqlBlobs:
+    """The blobs that the items of a table refer to."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def _run(self, statement: Any, *rows: Any) -> Any:
+        return self._transactions.connection.execute(statement, *rows)
+
+    def _named(self, names: Sequence[str]) -> Any:
+        mine = blobs.c.table_id == self._transactions.number
+        return sa.and_(mine, blobs.c.name.in_(names))
+
+    def put(self, new: Mapping[str, bytes]) -> None:
+        known = set()
+        for names in batched(new, AT_ONCE):
+            known.update(self._run(sa.select(blobs.c.name).where(self._named(names))).scalars())
+        number = self._transactions.number
+        rows = [
+            {"table_id": number, "name": name, "data": data}
+            for name, data in new.items()
+            if name not in known
+        ]
+        if rows:
+            self._run(sa.insert(blobs), rows)
+
+    def remove(self, names: Sequence[str]) -> None:
+        for some in batched(names, AT_ONCE):
+            self._run(sa.delete(blobs).where(self._named(some)))
+
+    def get(self, names: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for some in batched(names, AT_ONCE):
+            rows = self._run(sa.select(blobs.c.name, blobs.c.data).where(self._named(some)))
+            found.update({name: bytes(data) for name, data in rows})
+        return found
+
+
+def batched(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Names in lists of so many."""
+    left = iter(names)
+    while some := list(islice(left, size)):
+        yield some
 
 
 def _producer(request: Request) -> str:

@@ -26,7 +26,7 @@ from recollect.storage.base import (
     unknown_keys,
 )
 from recollect.storage.sql import tables
-from recollect.storage.sql.books import SqlLeases, SqlRequests
+from recollect.storage.sql.books import SqlBlobs, SqlLeases, SqlRequests
 from recollect.storage.sql.choosing import WHOLE, Choosing
 from recollect.storage.sql.chosen import Gone, SqlChosen
 from recollect.storage.sql.columns import schemas_from_json, schemas_to_json
@@ -97,6 +97,7 @@ class SqlStorage:
         self.leases = SqlLeases(self._statements)
         self._leaving = Leaving(self._statements, self.leases)
         self.requests = SqlRequests(self._transactions)
+        self.blobs = SqlBlobs(self._transactions)
         return self
 
     def _open(self, connection: sa.Connection, layout: Layout) -> tuple[Opened, Indexes]:

@@ -4,6 +4,7 @@ recollect_meta       the version of this layout
 recollect_tables     a row per `rc.Table`: its fields and columns, its counts; also its lock
 recollect_leases     who holds what, until when
 recollect_requests   which keys a producer's requests got
+recollect_blobs      bytes that items refer to by name
 recollect_items_N    the items of table N: typed columns for fields and tags, Arrow bytes
 """
 
@@ -64,6 +65,13 @@ requests = sa.Table(
     sa.Column("first", Big, nullable=False),
     sa.Column("count", Big, nullable=False),
     sa.Index("recollect_requests_first", "table_id", "producer", "first"),
+)
+blobs = sa.Table(
+    "recollect_blobs",
+    shared,
+    sa.Column("table_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("data", sa.LargeBinary, nullable=False),
 )
 
 TYPES: dict[FieldType, Any] = {
@@ -139,6 +147,8 @@ def prepare(connection: sa.Connection, dialect: Dialect, where: str) -> bool:
     if fresh:
         shared.create_all(connection, checkfirst=True)
         connection.execute(sa.insert(meta), {"version": VERSION})
+    else:  # what was not there from the beginning, and changes nothing for who does not know it
+        blobs.create(connection, checkfirst=True)
     found = connection.execute(sa.select(meta.c.version)).scalars().all()
     if found != [VERSION]:
         said = ", ".join(map(str, found)) or "none"
