@@ -71,6 +71,26 @@ def test_a_follower_may_read_the_group_that_came() -> None:
     assert len(buffer.take_batch({"m": 2}, timeout=0)) == 2
 
 
+def test_a_follower_that_raises_at_a_lease_leaves_nothing_leased() -> None:
+    def raise_at_a_lease(effect: rc.Effect) -> None:
+        if isinstance(effect, rc.Leased):
+            raise RuntimeError("a bug in a viewer")
+
+    table = rc.Table("t", capacity=10, sampler=rc.Fifo())
+    buffer = rc.RolloutBuffer().sync
+    for followed in (table, buffer.table):
+        followed.follow(Follower(raise_at_a_lease))
+    table.insert({"x": [1]})
+    buffer.put(group(), version=0)
+    with pytest.raises(RuntimeError, match="a bug in a viewer"):
+        table.take(1, lease=60)
+    with pytest.raises(RuntimeError, match="a bug in a viewer"):
+        buffer.take_batch({"m": 1}, lease=True)
+    for stats in (table.stats(), buffer.stats()):
+        assert (stats["leases"], stats["leased"]) == (0, 0)
+    assert len(table.take(1, timeout=0)) == len(buffer.take_batch({"m": 1}, timeout=0)) == 1
+
+
 def test_who_follows_while_a_call_waits_is_told_of_it() -> None:
     follower = Follower()
 

@@ -101,7 +101,11 @@ def taking(
             table._left(count, "taken", chosen)
         else:
             held = table._lease(chosen, owner, span)
-        table._effects.deliver()
+        try:
+            table._effects.deliver()
+        except BaseException:  # a follower's: the caller gets that, and no lease
+            table._return_lease(held)
+            raise
         return chosen, held, table._effects.number
 
     return attempt

@@ -900,7 +900,7 @@ class Table:
         returns `Blocked`. What it changed is told to the followers before the lock is released.
         `undo` gets the result where nobody else does, because it could not be made safe.
         """
-        tried = self._told(verb)
+        tried = self._told(verb, undo)
         with self._transaction():
             self._enter()
             result = tried()
@@ -923,7 +923,7 @@ class Table:
         undo: Callable[[Result], object] | None = None,
     ) -> Result:
         """The same as `_attempt`, for asyncio."""
-        tried = self._told(verb)
+        tried = self._told(verb, undo)
         with self._transaction():
             self._enter()
             result = tried()
@@ -937,12 +937,19 @@ class Table:
                 raise
         return result
 
-    def _told(self, verb: Callable[[], Result | Blocked]) -> Callable[[], Result | Blocked]:
+    def _told(
+        self, verb: Callable[[], Result | Blocked], undo: Callable[[Result], object] | None
+    ) -> Callable[[], Result | Blocked]:
         """A verb that also tells the followers; one may come while it waits."""
 
         def tried() -> Result | Blocked:
             result = verb()
-            self._effects.deliver()
+            try:
+                self._effects.deliver()
+            except BaseException:  # a follower's: the caller gets that, and no result
+                if undo is not None and not isinstance(result, Blocked):
+                    undo(result)
+                raise
             return result
 
         return tried
