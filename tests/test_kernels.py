@@ -161,6 +161,24 @@ def test_a_slow_start_says_so_once_after_its_patience(capsys, tmp_path, monkeypa
     assert capsys.readouterr().err.count(MESSAGE) == 1
 
 
+def test_what_was_compiled_elsewhere_is_compiled_anew_and_said_so(capsys, tmp_path, monkeypatch):
+    """Two installations of one version share a folder, and Numba looks at where sources are."""
+    monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+    monkeypatch.setattr(compiling, "_said", False)
+    compiling.compiled("tests", lambda: None)
+    compiling.compiled("tests", lambda: time.sleep(0.3))  # it is there: only the disk is slow
+    assert capsys.readouterr().err == ""
+    elsewhere = tmp_path / "elsewhere" / "compile.py"
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(Path(compiling.__file__).read_bytes())
+    folder = compiling.cache_folder()
+    monkeypatch.setattr(compiling, "cache_folder", lambda: folder)
+    monkeypatch.setattr(compiling, "__file__", str(elsewhere))
+    compiling.compiled("tests", lambda: time.sleep(0.3))
+    assert capsys.readouterr().err.count(MESSAGE) == 1
+
+
 def test_patience_is_two_seconds():
     assert compiling.PATIENCE == 2.0
 

@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 
 try:
     import fcntl
@@ -115,12 +117,13 @@ def _with_one_signature(
 @contextlib.contextmanager
 def _optimizing_little() -> Iterator[None]:
     settings: Any = numba.config
-    before = settings.OPT
-    settings.OPT = type(before)(min(before, 1))
-    try:
-        yield
-    finally:
-        settings.OPT = before
+    with global_compiler_lock:  # what other threads compile is none of our business
+        before = settings.OPT
+        settings.OPT = type(before)(min(before, 1))
+        try:
+            yield
+        finally:
+            settings.OPT = before
 
 
 def cache_folder() -> Path:
@@ -132,9 +135,22 @@ def cache_folder() -> Path:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         root = Path(base) / "recollect"
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in _sources():
         digest.update(source.read_bytes())
     return root / f"kernels-{digest.hexdigest()[:16]}"
+
+
+def _whose_code() -> str:
+    """What Numba looks at, beside sources, before it takes code from its cache: for another place,
+    interpreter or processor it compiles anew.
+    """
+    here = [str(Path(__file__).parent), sys.version, llvmlite.binding.get_host_cpu_name()]
+    here += [str(source.stat().st_mtime_ns) for source in _sources()]
+    return hashlib.sha256(" ".join(here).encode()).hexdigest()[:8]
+
+
+def _sources() -> list[Path]:
+    return sorted(Path(__file__).parent.glob("*.py"))
 
 
 def compiled(family: str, modules: Callable[[], Any]) -> Any:
@@ -150,7 +166,7 @@ def compiled(family: str, modules: Callable[[], Any]) -> Any:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             stack.enter_context(_cache_in(folder))
-        mark = None if folder is None else folder / f"{family}.compiled"
+        mark = None if folder is None else folder / f"{family}-{_whose_code()}.compiled"
         helped = None
         if mark is None or not mark.exists():
             stack.enter_context(_a_word_if_slow(folder))
