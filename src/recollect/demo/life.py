@@ -52,10 +52,10 @@ class Life:
 
     def __init__(self, began: float) -> None:
         self.began = began
-        self.starts = 0
         self.puts = 0
         self.tokens = 0
         self.steps = 0
+        self.trained = 0  # steps, those that were trained again included
         self.snapshots = 0
         self.size = 0
         self.looks: list[dict[str, Any]] = []
@@ -76,7 +76,6 @@ class Life:
         getattr(self, f"_{told['kind']}")(at, told)
 
     def _began(self, at: float, told: Mapping[str, Any]) -> None:
-        self.starts += 1
         self.size = told["size"]
         if self.kills:
             self.kills[-1].resumed_at = at
@@ -96,6 +95,7 @@ class Life:
 
     def _step(self, at: float, told: Mapping[str, Any]) -> None:
         self.steps = told["step"]
+        self.trained += 1
         self.replayed.append(told["replayed"])
 
     def _saved(self, at: float, told: Mapping[str, Any]) -> None:

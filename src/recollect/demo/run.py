@@ -77,10 +77,10 @@ class Child:
         return True
 
     def train(self, life: Life, seconds: float, view: View) -> None:
-        """Let it train for a while; until the first put it may take long, as kernels are loaded."""
-        starts, puts = life.starts, life.puts
+        """Let it train for a while, from its first step on: until then kernels are loaded."""
+        trained = life.trained
         end = time.monotonic() + LONGEST_START
-        while (life.starts == starts or life.puts == puts) and time.monotonic() < end:
+        while life.trained == trained and time.monotonic() < end:
             if not self.hear(life, time.monotonic() + 0.1, view):
                 self.fail()
         if not self.hear(life, time.monotonic() + seconds, view):
