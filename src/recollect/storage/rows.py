@@ -9,8 +9,7 @@ lost most of their rows are emptied by moving whole items to the end (`compact`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -195,10 +194,14 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            with self._all_or_none():
+            before = self.live_rows.copy()
+            try:
                 if per_item is ONE_ROW:
                     return self._append_rows(rows), self.row_bytes
                 return self._append_split(rows, per_item, items, None)
+            except BaseException:
+                self._count_as(before)
+                raise
         location = (segment.number << 32) | segment.rows
         self._write(segment, rows, 0, rows.count)
         if per_item is ONE_ROW:
@@ -236,25 +239,23 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride + int(stored.sum())
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            with self._all_or_none():
+            before = self.live_rows.copy()
+            try:
                 return self._append_split(rows, per_item, items, stored)[0], payload
+            except BaseException:
+                self._count_as(before)
+                raise
         location = (segment.number << 32) | segment.rows
         self._write_varying(segment, 0, rows.count)
         if items > 1:
             return self._locations(location, np.broadcast_to(per_item, items)), payload
         return np.array([location], np.int64), payload
 
-    @contextmanager
-    def _all_or_none(self) -> Iterator[None]:
-        """Where there is no memory for all rows of a batch, those that were stored do not count."""
-        before = self.live_rows.copy()
-        try:
-            yield
-        except BaseException:
-            self.live_rows[: before.size] = before
-            self.live_rows[before.size :] = 0
-            self.drop_dead()
-            raise
+    def _count_as(self, before: Ints) -> None:
+        """There was no memory for all rows of a batch: those that were stored do not count."""
+        self.live_rows[: before.size] = before
+        self.live_rows[before.size :] = 0
+        self.drop_dead()
 
     def _append_rows(self, rows: Rows) -> Ints:
         """Store rows of one size, each an item, over several segments."""
