@@ -19,7 +19,7 @@ from callers import MOMENT, until
 
 import recollect as rc
 from recollect.durability.exchange import FOLDER, News, ThroughFiles
-from recollect.durability.sets import find_sets
+from recollect.durability.sets import ShardSet, find_sets
 from recollect.durability.signals import Signals
 
 
@@ -320,6 +320,18 @@ def test_a_crash_does_not_wait_for_long_where_nobody_is_found(
     checkpoints.close()
 
 
+def crashed_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> ShardSet:
+    """The set that rank 0 of two leaves when it is told to end; the other one never comes."""
+    from recollect.durability import checkpoints as module
+
+    monkeypatch.setattr(module, "FINDING", 0.1)
+    with rc.Checkpoints(path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
+        checkpoints.maybe_save(3)
+        checkpoints._crash("SIGTERM")
+        (found,) = find_sets(path)
+    return found
+
+
 def test_a_shard_that_arrives_between_two_looks_completes_the_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,20 +339,19 @@ def test_a_shard_that_arrives_between_two_looks_completes_the_set(
     from recollect.durability import checkpoints as module
     from recollect.durability.shards import write_shard
 
-    def arrive_and_mark(folder: Path) -> None:
+    commit = module.try_commit
+
+    def arrive_after(folder: Path, world_size: int) -> bool:
+        """Before the look at what is there, whichever comes next."""
+        committed = commit(folder, world_size)
         (found,) = find_sets(tmp_path)
-        if found.missing:  # after the try to commit, before the look at what is there
+        if found.missing:
             run = found.shards[0]["state"]["run"]
             write_shard(folder, filled(1), 1, 2, found.step, run=run)
-        mark(folder)
+        return committed
 
-    mark = module.mark_partial
-    monkeypatch.setattr(module, "mark_partial", arrive_and_mark)
-    monkeypatch.setattr(module, "FINDING", 0.1)  # the other rank never comes
-    with rc.Checkpoints(tmp_path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
-        checkpoints.maybe_save(3)
-        checkpoints._crash("SIGTERM")
-        (found,) = find_sets(tmp_path)
+    monkeypatch.setattr(module, "try_commit", arrive_after)
+    found = crashed_alone(tmp_path, monkeypatch)
     assert found.committed
     assert not (found.path / "partial.json").exists()
 
@@ -348,7 +359,6 @@ def test_a_shard_that_arrives_between_two_looks_completes_the_set(
 def test_why_a_set_is_not_whole_is_said_of_its_last_shard_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recollect.durability import checkpoints as module
     from recollect.durability import sets
     from recollect.durability.shards import write_shard
 
@@ -363,11 +373,7 @@ def test_why_a_set_is_not_whole_is_said_of_its_last_shard_too(
         write(path, *arguments)
 
     monkeypatch.setattr(sets, "write_whole", arrive_first)
-    monkeypatch.setattr(module, "FINDING", 0.1)  # the other rank never comes
-    with rc.Checkpoints(tmp_path, filled(), 0, 2, signals=False, timeout=5) as checkpoints:
-        checkpoints.maybe_save(3)
-        checkpoints._crash("SIGTERM")
-        (found,) = find_sets(tmp_path)
+    found = crashed_alone(tmp_path, monkeypatch)
     assert "steps differ" in json.loads((found.path / sets.PARTIAL).read_text())["why"]
 
 

@@ -147,8 +147,6 @@ def prepare(connection: sa.Connection, dialect: Dialect, where: str) -> bool:
     if fresh:
         shared.create_all(connection, checkfirst=True)
         connection.execute(sa.insert(meta), {"version": VERSION})
-    else:  # what was not there from the beginning, and changes nothing for who does not know it
-        blobs.create(connection, checkfirst=True)
     found = connection.execute(sa.select(meta.c.version)).scalars().all()
     if found != [VERSION]:
         said = ", ".join(map(str, found)) or "none"
@@ -157,4 +155,6 @@ def prepare(connection: sa.Connection, dialect: Dialect, where: str) -> bool:
             f"{where} has tables of version {said}, and this Recollect works with version "
             f"{VERSION}; {hint}"
         )
+    if not fresh:  # it was not there from the beginning; who does not know it does without
+        blobs.create(connection, checkfirst=True)
     return fresh
