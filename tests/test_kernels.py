@@ -97,7 +97,8 @@ def test_a_second_process_does_not_compile_again_and_says_nothing(warm):
     code = USE + (
         "import recollect.kernels as k\n"
         "hits = misses = 0\n"
-        "for module in vars(k.load()).values():\n"
+        "k.load()\n"
+        "for module in vars(k.FAMILIES['tables']()).values():\n"
         "    for name in dir(module):\n"
         "        stats = getattr(getattr(module, name), 'stats', None)\n"
         "        if stats is not None:\n"
@@ -210,9 +211,9 @@ def test_kernels_are_loaded_once_per_process():
 
 
 def test_every_kernel_has_one_signature():
-    loaded = kernels.load()
+    kernels.load()
     found = 0
-    for module in vars(loaded).values():
+    for module in vars(kernels.FAMILIES["tables"]()).values():
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.signatures:
                 assert len(function.signatures) == 1, name

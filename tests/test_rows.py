@@ -35,13 +35,18 @@ def keys_of(table):
 def written(monkeypatch):
     """Counts the rows that are written into segments."""
     counts = {"rows": 0}
-    write = RowStore._write
+    append, claim = RowStore.append, RowStore.claim
 
-    def counted(self, segment, rows, begin, end):
-        counts["rows"] += end - begin
-        return write(self, segment, rows, begin, end)
+    def appends(self, rows, *where):
+        counts["rows"] += rows.count
+        return append(self, rows, *where)
 
-    monkeypatch.setattr(RowStore, "_write", counted)
+    def claims(self, count):
+        counts["rows"] += count
+        return claim(self, count)
+
+    monkeypatch.setattr(RowStore, "append", appends)
+    monkeypatch.setattr(RowStore, "claim", claims)
     return counts
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
+from time import monotonic, time
 from typing import Protocol
 
 from recollect.errors import InvalidValue
@@ -33,14 +33,11 @@ class Clock(Protocol):
 class SystemClock:
     """The computer's own time."""
 
-    def time(self) -> float:
-        return time.time()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
+    time = staticmethod(time)
+    monotonic = staticmethod(monotonic)
 
     def sleep_until(self, deadline: float) -> float | None:
-        return max(0.0, deadline - time.monotonic())
+        return max(0.0, deadline - monotonic())
 
     def on_turn(self, wake: Callable[[], None]) -> None:
         pass

@@ -120,16 +120,16 @@ def _check_shared(
 
 def try_insert(table: Table, new: NewInsert) -> tuple[Keys, int] | Blocked:
     """Insert now, or change nothing; returns the keys and the number of the last effect."""
-    storage = table._storage
+    storage, effects = table._storage, table._effects
     if new.schema is not table._schema and table._schema is not None:
         _check_again(table, new)
     if new.request is not None:
         known = table._requests.keys(new.request)
         if known is not None:
-            return known, table._effects.number
+            return known, effects.number
     count = new.count
     if count == 0:
-        return np.zeros(0, np.uint64), table._effects.number
+        return np.zeros(0, np.uint64), effects.number
     table._limiter.check_insert(count)
     excess = 0  # whoever owns the table has made room, or has promised it
     if table._owner is None:
@@ -144,11 +144,13 @@ def try_insert(table: Table, new: NewInsert) -> tuple[Keys, int] | Blocked:
         return Blocked(f"limiter {table._limiter} needs {needs}", departures)
     new.inserted_at = table._clock.time()
     keys = None
-    if excess == count and excess_bytes <= 0 and not table._effects.readers:
-        keys = storage.recycle(table._remover, new, tell=table._effects.journal is not None)
+    if excess == count and excess_bytes <= 0 and not effects.readers:
+        keys = storage.recycle(table._remover, new, tell=effects.journal is not None)
     if keys is not None:
-        table._left(count, "evicted", None if keys.size == count else keys[count:])
-        keys = keys[:count]
+        left = None
+        if keys.size > count:
+            keys, left = keys[:count], keys[count:]
+        table._left(count, "evicted", left)
     elif excess > 0 or excess_bytes > 0:
         blocked = _make_place(table, max(excess, 0), max(excess_bytes, 0), new)
         if blocked is not None:
@@ -161,11 +163,11 @@ def try_insert(table: Table, new: NewInsert) -> tuple[Keys, int] | Blocked:
     table._counts.inserts += count
     if new.request is not None:
         table._requests.remember(new.request, keys)
-    table._effects.emit(Inserted, keys, new, new.request)
+    effects.emit(Inserted, keys, new, new.request)
     table._gate.arrivals.changed(count)
-    if table._owner is None:  # else it delivers, when it knows the items too
-        table._effects.deliver()
-    return keys, table._effects.number
+    if effects.readers and table._owner is None:  # else it delivers, when it knows the items too
+        effects.deliver()
+    return keys, effects.number
 
 
 def _check_again(table: Table, new: NewInsert) -> None:

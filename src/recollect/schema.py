@@ -267,18 +267,14 @@ class Schema:
 
     def check(self, given: Mapping[str, Any]) -> Rows:
         """Check columns against the schema; raises `SchemaError`, converts lists."""
-        rows = self._check_plain(given)
-        return self._check_any(given) if rows is None else rows
+        return self._check_plain(given) or self._check_any(given)
 
     def _check_plain(self, given: Mapping[str, Any]) -> Rows | None:
         """The common case, arrays that fit as they are; None where there is more to say."""
         if self._plain is None or type(given) is not dict or len(given) != len(self._plain):
             return None
-        fits = kernels.rows_that_fit()
-        if fits is None:
-            return None
         columns = list(map(given.get, self._names_in_order))
-        count = fits(id(columns), self._plain)
+        count = kernels.rows_that_fit(id(columns), self._plain)
         return None if count < 0 else Rows(count, columns)
 
     def _check_any(self, given: Mapping[str, Any]) -> Rows:

@@ -9,10 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _lock = threading.Lock()
 _loaded: dict[str, Any] = {}  # by family
-_fits: Any = None
+
+
+def _nobody_knows(list_id: int, expected: NDArray[np.int64]) -> int:
+    return -1
+
+
+rows_that_fit: Callable[[int, NDArray[np.int64]], int] = _nobody_knows  # until kernels are loaded
 
 
 def load() -> Any:
@@ -94,21 +101,19 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 
 
 def _load(family: str) -> Any:
-    global _fits
+    global rows_that_fit
     with _lock:
         if family not in _loaded:
-            from recollect.kernels.compile import compiled
+            from recollect.kernels.compile import compiled, entry_point
 
-            made = compiled(family, FAMILIES[family])
+            modules = compiled(family, FAMILIES[family])
+            made = SimpleNamespace(
+                **{name: entry_point(one) for name, one in vars(modules).items()}
+            )
             _check_objects(made.rows)
-            _fits = made.rows.rows_that_fit
+            rows_that_fit = made.rows.rows_that_fit
             _loaded[family] = made
     return _loaded[family]
-
-
-def rows_that_fit() -> Any:
-    """The kernel of this name, None until kernels are loaded."""
-    return _fits
 
 
 def expected_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[int]:

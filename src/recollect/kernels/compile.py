@@ -19,11 +19,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import llvmlite.binding
 import numba
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.dispatcher import Dispatcher
 
 try:
     import fcntl
@@ -44,6 +46,7 @@ ALIASES = {  # what signatures call the arrays that kernels take
 _cached = False
 _said = False  # whether the user knows that kernels are being compiled
 _marked: list[tuple[str, Callable[[], None]]] = []  # of which kind, and what compiles it, once
+_kernels: set[Any] = set()  # all that were marked
 
 
 def _spelled(signature: str) -> str:
@@ -68,6 +71,7 @@ def kernel(
         kind = ROWS if module.endswith((".rows", ".helping")) else OTHERS
         kind = INDEXES if indexes else kind
         _marked.append((kind, _with_one_signature(dispatcher, signature)))
+        _kernels.add(dispatcher)
         return dispatcher
 
     return mark
@@ -181,6 +185,25 @@ def compiled(family: str, modules: Callable[[], Any]) -> Any:
         if mark is not None:
             mark.touch()
     return loaded
+
+
+def entry_point(found: Any) -> Any:
+    """A kernel's compiled code, to be called as it is; for a module, that of its kernels.
+
+    Numba would find out at every call what it was given, and which code that needs. A kernel has
+    one signature, and the engine makes the arrays that it takes: nobody else calls it.
+    """
+    if isinstance(found, ModuleType):
+        kernels = {name: one for name, one in vars(found).items() if _is_kernel(one)}
+        return SimpleNamespace(**{name: entry_point(one) for name, one in kernels.items()})
+    if not _is_kernel(found):
+        return found
+    (code,) = found.overloads.values()
+    return code.entry_point
+
+
+def _is_kernel(found: Any) -> bool:
+    return isinstance(found, Dispatcher) and found in _kernels
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ nothing: the storage has made room in every array, and knows that enough items a
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
 from recollect.kernels.choosing import (
     choose_distinct,
@@ -88,6 +87,9 @@ from recollect.kernels.layout import (
     SAMPLED,
     SLOTS,
     STATE,
+    STRETCH_BASE,
+    STRETCH_END,
+    STRETCH_PLACE,
     TAIL,
     TIMES,
     VISIBLE,
@@ -97,18 +99,22 @@ from recollect.kernels.layout import (
 from recollect.kernels.orders import nbytes_of, rows_of
 from recollect.kernels.power import power
 from recollect.kernels.raw import (
-    bits_of,
     float64_at,
-    float64_pointer,
     int8_at,
     int32_at,
-    int32_pointer,
     int64_at,
-    int64_pointer,
     prefetch,
     uint64_at,
 )
 from recollect.kernels.rows import lay_rows
+from recollect.kernels.runs import (
+    RUN,
+    count_from,
+    fill_run,
+    linked_in_a_row,
+    renew_run,
+    times_if_alike,
+)
 from recollect.kernels.tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
@@ -120,8 +126,6 @@ SHOW, HIDE, FILL = 4, 5, 8  # verbs of arrange, beside ADD, REMOVE and CHANGE
 
 LOW = np.int64(0xFFFFFFFF)
 ASKED = 512  # items whose rows a cache can hold until they are copied
-RUN = 8  # items in a row that are replaced together
-LATER = 128  # items between a run and what is asked for meanwhile
 AHEAD = 24  # items between a prefetch and its use
 
 
@@ -586,69 +590,36 @@ def list_free(records, first, free):
         slot = records[4 * slot + KEY] & 0xFFFFFFFF
 
 
-@inner("void(ints, int64, int64)", hot=True)
-def _ask_for_run(items, links, slot):
-    """Ask for what `recycle` reads of a run of slots."""
-    for k in range(0, RUN, 2):
-        prefetch(items[A_RECORD] + 32 * (slot + k))
-    prefetch(items[A_INSERTED] + 8 * slot)
-    prefetch(links + 4 * slot)
-
-
-@inner("int64(ints, int64, int64, int64, float64)", hot=True)
-def _sampled_if_alike(items, links, slot, segment, priority):
-    """How often the items of a run of slots were sampled; -1 where they are not linked in a row, or
-    have rows elsewhere than in a segment, or another priority. What comes later is asked for.
-    """
-    _ask_for_run(items, links, slot + LATER)
-    following = carray(int32_pointer(links + 4 * slot), (RUN,))
-    records = carray(int64_pointer(items[A_RECORD] + 32 * slot), (RUN, 4))
-    others = sampled = np.int64(0)
-    for i in range(RUN - 1):
-        others |= np.int64(following[i]) ^ (slot + 1 + i)
-    for i in range(RUN):
-        others |= (records[i, LOCATION] >> 32) ^ segment
-        others |= records[i, PRIORITY] ^ bits_of(priority)
-        sampled += records[i, TIMES // 2] & LOW
-    return np.int64(-1) if others else sampled
-
-
-@inner("void(ints, int64, uint64, int64, float64, words, ints, int64)", hot=True)
-def _renew(items, slot, key, place, now, keys_out, slots, at):
-    """Write the keys, locations and times of new items into a run of slots."""
-    records = carray(int64_pointer(items[A_RECORD] + 32 * slot), (RUN, 4))
-    inserted = carray(float64_pointer(items[A_INSERTED] + 8 * slot), (RUN,))
-    for i in range(RUN):
-        records[i, KEY] = np.int64(key) + i
-        records[i, LOCATION] = place + i
-        records[i, TIMES // 2] &= ~LOW
-        inserted[i] = now
-        keys_out[at + i] = key + np.uint64(i)
-        slots[at + i] = slot + i
-
-
 @kernel(
-    "void(ints, table, int64, int64, ints, ints, floats, float64, words, ints, ints,"
-    " int64, int64, table, int64)",
+    "void(ints, table, int64, int64, table, ints, floats, float64, words, ints, ints,"
+    " int64, table, int64)",
     indexes=True,
 )
 def recycle(
-    items, table, order, n, locations, nbytes, priorities, now, keys_out, slots, work,
-    base, stride, columns, list_id,
+    items, table, order, n, stretches, nbytes, priorities, now, keys_out, slots, work,
+    stride, columns, list_id,
 ):  # fmt: skip
     """Let n new items of one row take the slots of the first n of an order.
 
     The same as evicting those and adding these, for a table whose other indexes do not order:
-    a slot stays a member, and only its weight is computed anew. One location stands for
-    consecutive rows. Where there is room behind the new keys, the keys of those that left go there.
+    a slot stays a member, and only its weight is computed anew. Where there is room behind the
+    new keys, the keys of those that left go there.
 
-    Where a segment's base is given, the rows are copied there, too, from the arrays in a list.
+    A stretch says where rows lie side by side. One with the base of its segment is yet to be
+    filled: the rows are copied there, from the arrays in a list.
     """
     x = table[order]
-    if base != 0:
-        for k in range(0, min(n, LATER), RUN):
-            _ask_for_run(items, x[A_NEXT], x[HEAD] + k)
-        lay_rows(base, stride, locations[0] & LOW, 0, n, columns, list_id)
+    first = slot = last = x[HEAD]
+    begin = np.int64(0)
+    for s in range(stretches.shape[0]):
+        base, end = stretches[s, STRETCH_BASE], stretches[s, STRETCH_END]
+        if base != 0:
+            row = stretches[s, STRETCH_PLACE] & LOW
+            lay_rows(
+                base, stride, row, begin, end, columns, list_id,
+                items[A_RECORD] + 32 * first, items[A_INSERTED] + 8 * first, x[A_NEXT] + 4 * first,
+            )  # fmt: skip
+        begin = end
     following = int32_at(x[A_NEXT])
     previous = int32_at(x[A_PREVIOUS])
     records = int64_at(items[A_RECORD])
@@ -656,24 +627,28 @@ def recycle(
     times = int32_at(items[A_RECORD])
     inserted = float64_at(items[A_INSERTED])
     sizes = int64_at(items[A_NBYTES])
-    first = slot = last = x[HEAD]
+    new_keys, new_slots = np.int64(keys_out.ctypes.data), np.int64(slots.ctypes.data)
     key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
     all_slots, differ, hashed = items[SLOTS], items[A_NBYTES] != 0, items[DISPLACED] > 0
     home = items[COUNTER] % all_slots
-    place, step = locations[0], np.int64(locations.size == 1)
+    stretch = place = stop = np.int64(0)
     priority, tell = priorities[0], keys_out.size > n
     left = records[4 * slot + LOCATION] >> 32  # the segment of the last rows that left, how many
     leaving = sampled = i = run = np.int64(0)
     plain = priorities.size == 1 and not (tell or differ or hashed)
     while i < n:
+        if i == stop:
+            place, stop = stretches[stretch, STRETCH_PLACE], stretches[stretch, STRETCH_END]
+            stretch += 1
         record = 4 * slot
-        if plain and run <= i <= n - RUN and home == slot and slot + RUN < all_slots:
-            often = _sampled_if_alike(items, x[A_NEXT], slot, left, priority)
-            if step == 0:
-                place = locations[i]
-                often = often if locations[i + RUN - 1] - place == RUN - 1 else np.int64(-1)
-            if often >= 0:
-                _renew(items, slot, key, place, now, keys_out, slots, i)
+        if plain and run <= i <= stop - RUN and home == slot and slot + RUN < all_slots:
+            run_of_records = items[A_RECORD] + 32 * slot
+            often = np.int64(times_if_alike(run_of_records, left, priority))
+            if often >= 0 and linked_in_a_row(x[A_NEXT], slot):
+                renew_run(run_of_records, np.int64(key), place, priority)
+                fill_run(items[A_INSERTED] + 8 * slot, now)
+                count_from(new_keys + 8 * i, np.int64(key))
+                count_from(new_slots + 8 * i, slot)
                 sampled += often
                 i, leaving = i + RUN, leaving + RUN
                 key, place, home = key + np.uint64(RUN), place + RUN, home + RUN
@@ -700,10 +675,8 @@ def recycle(
             size = nbytes[i] if nbytes.size > 1 else nbytes[0]
             items[PAYLOAD] += size - sizes[slot]
             sizes[slot] = size
-        if step == 0:
-            place = locations[i]
         records[record + LOCATION] = place
-        place += step
+        place += 1
         sampled += times[2 * record + TIMES]
         times[2 * record + TIMES] = 0
         inserted[slot] = now

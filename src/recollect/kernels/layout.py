@@ -141,6 +141,11 @@ DIRECTORY_STRIDE = 1
 DIRECTORY_COLUMNS = 2  # columns that the segment knows; later ones are absent in it
 DIRECTORY_BLOCK = 3
 
+STRETCH_BASE = 0  # of the segment, 0 where the rows are there already
+STRETCH_PLACE = 1  # the location of its first row
+STRETCH_END = 2  # the number of the first row that comes after it
+STRETCH_BLOCK = 3
+
 # -- a field of one new item, as `kernels.single` gets it ----------------------------------------
 FIELD_ARRAY = 0  # the address of the field's array
 FIELD_BYTES = 1  # of a value

@@ -31,6 +31,7 @@ from recollect.kernels.raw import (
     int32_at,
     int64_at,
     prefetch,
+    prefetch_far,
     store_bytes,
     stream_bytes,
 )
@@ -128,55 +129,56 @@ def _lay(record, stride, begin, n, columns, list_id, streams):
                 copy_cells(target, stride, source, size, size, some)
 
 
-@inner("void(uint8[::1], int64, int64, int64, int64, int64, table, int64)")
-def _lay_by_lines(block, base, stride, first, begin, end, columns, list_id):
+@inner("void(uint8[::1], int64, int64, int64, int64, int64, table, int64, int64, int64, int64)")
+def _lay_by_lines(
+    block, base, stride, first, begin, end, columns, list_id, records, inserted, links
+):
     """Copy many narrow rows past the caches. Only whole cache lines go that way, so a block of
     rows is put together elsewhere; it begins with a row whose number is a multiple of its size,
-    in a large segment with a line. While a block is put together, the one before goes to memory,
-    a part with each column: so neither waits for the other.
+    in a large segment with a line. What `lay_rows` says of `records` is done here.
 
     `block` is an argument because Numba frees an array after the last use of its name, whoever
     still has its address: the caller's lives until this returns.
     """
     objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    count = columns.shape[0]
     staged = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
-    other = staged + BLOCK * stride + 64
     record = base + first * stride
     some = BLOCK - first % BLOCK
-    source = target = left = np.int64(0)  # what is left of the block before
     while begin < end:
         some = min(some, end - begin)
         place = staged + (record & 63)
-        for c in range(count):
+        if records != 0:
+            for at in range(0, 32 * some, 64):
+                prefetch_far(records + 32 * begin + at)
+            for at in range(0, 8 * some, 64):
+                prefetch_far(inserted + 8 * begin + at)
+            for at in range(0, 4 * some, 64):
+                prefetch_far(links + 4 * begin + at)
+        for c in range(columns.shape[0]):
             size = columns[c, SIZE]
-            given = data_of(objects[c]) + begin * size
-            copy_cells(place + columns[c, OFFSET], stride, given, size, size, some)
-            part = left
-            if c + 1 < count:
-                part = max(((target + left // (count - c)) & ~np.int64(63)) - target, np.int64(0))
-            stream_bytes(target, source, part)
-            target, source, left = target + part, source + part, left - part
-        target, source, left = record, place, some * stride
-        staged, other = other, staged
-        record += left
+            source = data_of(objects[c]) + begin * size
+            copy_cells(place + columns[c, OFFSET], stride, source, size, size, some)
+        stream_bytes(record, place, some * stride)
+        record += some * stride
         begin += some
         some = np.int64(BLOCK)
-    stream_bytes(target, source, left)
 
 
-@inner("void(int64, int64, int64, int64, int64, table, int64)")
-def lay_rows(base, stride, first, begin, end, columns, list_id):
+@inner("void(int64, int64, int64, int64, int64, table, int64, int64, int64, int64)")
+def lay_rows(base, stride, first, begin, end, columns, list_id, records, inserted, links):
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
-    before.
+    before. Meanwhile the cache can be filled with what is read next, of the slots whose items these
+    rows become: `records`, `inserted` and `links` are the addresses for the first of them, or 0.
     """
     n = end - begin
     many = n * stride >= MANY
     if many and stride <= NARROW:
-        block = np.empty(2 * (BLOCK * stride + 128), np.uint8)
-        _lay_by_lines(block, base, stride, first, begin, end, columns, list_id)
+        block = np.empty(BLOCK * stride + 128, np.uint8)
+        _lay_by_lines(
+            block, base, stride, first, begin, end, columns, list_id, records, inserted, links
+        )
     else:
         _lay(base + first * stride, stride, begin, n, columns, list_id, many)
     if many:
@@ -186,13 +188,13 @@ def lay_rows(base, stride, first, begin, end, columns, list_id):
 @kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
 def append_fixed(base, stride, first, begin, end, columns, list_id):
     """`lay_rows`, under the GIL: for the rows of an insert."""
-    lay_rows(base, stride, first, begin, end, columns, list_id)
+    lay_rows(base, stride, first, begin, end, columns, list_id, 0, 0, 0)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def place_fixed(base, stride, first, begin, end, columns, list_id):
     """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
-    lay_rows(base, stride, first, begin, end, columns, list_id)
+    lay_rows(base, stride, first, begin, end, columns, list_id, 0, 0, 0)
 
 
 @kernel("void(int64, int64, int64, int64, int64, table, int64)")

@@ -76,8 +76,8 @@ class DirectInserts:
         place[4], place[5], place[6], place[7] = other.base, other.stride, other.tail, other.rows
         if not write(self._place):
             return None
-        location = (page.number << 32) | page.rows
-        shared_location = (other.number << 32) | other.rows
+        location = page.origin | page.rows
+        shared_location = other.origin | other.rows
         page.tail, other.tail = place[2], place[6]
         page.rows += count
         other.rows += 1

@@ -32,7 +32,7 @@ from recollect.storage.chosen import (
 from recollect.storage.fields import FieldValue
 from recollect.storage.indexing import ADD, CHANGE, HIDE, REMOVE, SHOW, Indexing, Plan
 from recollect.storage.items import Items
-from recollect.storage.rows import DEAD_SHARE, LARGEST, SLACK, RowStore
+from recollect.storage.rows import DEAD_SHARE, LARGEST, SLACK, RowStore, stretches_of
 from recollect.storage.shares import Credits, dealt
 
 Ints = NDArray[np.int64]
@@ -116,8 +116,8 @@ class MemoryStorage:
         if self._rows is not None:
             now[layout.A_SEGMENT_ROWS] = address(id(self._rows.live_rows))
             now[layout.A_SEGMENT_SEALED] = address(id(self._rows.sealed))
-            self._directory = self._rows.directory.entries  # held while kernels see it
-            now[layout.A_DIRECTORY] = address(id(self._directory))
+            self._shown = self._rows.entries
+            now[layout.A_DIRECTORY] = address(id(self._shown))
         if self._shared is not None:
             now[layout.A_SHARED_ROWS] = address(id(self._shared.live_rows))
             now[layout.A_SHARED_SEALED] = address(id(self._shared.sealed))
@@ -280,23 +280,28 @@ class MemoryStorage:
             priority = self._default
             priority[0] = items.highest_priority()
         else:
-            self._indexing.expect(priority)
+            indexing.expect(priority)
         keys = np.empty(2 * count if tell else count, np.uint64)
         if self._slots.size < count:
             self._slots = np.empty(count, np.int64)
-        indexing.make_work(count)
+            indexing.make_work(count)
         payload = rows.row_bytes
-        base, locations = rows.claim(count)
-        if not base:
-            locations, payload = self._append(rows, new.rows, ONE_ROW, count)
-            if rows.opened != self._opened:
+        try:
+            if rows.varying:
+                locations, payload = rows.append(new.rows, ONE_ROW, count)
+                stretches = stretches_of(locations, count)
+            else:
+                stretches = rows.claim(count)
+        finally:
+            if rows.entries is not self._shown:
                 self._show_segments()
         self._kernels.items.recycle(
-            items.block, indexing.indexes.table, order, count, locations, payload, priority,
+            items.block, indexing.indexes.table, order, count, stretches, payload, priority,
             new.inserted_at, keys, self._slots, indexing.work,
-            base, rows.stride, rows.table, id(new.rows.columns),
+            rows.stride, rows.table, id(new.rows.columns),
         )  # fmt: skip
-        self._tidy(rows.opened)
+        if items.now[layout.DEAD_SEGMENTS] or rows.opened != self._opened or rows.varying:
+            self._tidy(rows.opened)
         return keys
 
     def _tidy(self, opened: int) -> None:
@@ -708,10 +713,11 @@ class MemoryStorage:
     def _wastes(self) -> bool:
         """Whether so much memory holds nothing alive that every segment is worth a look."""
         live, allocated = self._items.now[layout.PAYLOAD], 0
-        for store, _ in self._stores():
-            if store.beside:
-                live += int(store.live_rows.sum()) * store.beside
-            allocated += store.allocated
+        for store in (self._rows, self._shared):
+            if store is not None:
+                if store.beside:
+                    live += int(store.live_rows.sum()) * store.beside
+                allocated += store.allocated
         # The dead of all segments together; the two that are open count neither way.
         return allocated - live > SLACK + DEAD_SHARE * max(0, live - 2 * LARGEST)
 
@@ -738,7 +744,7 @@ class MemoryStorage:
                 segment = store.emptiest(before, payload)
         now, rows, shared = self._items.now, self._rows, self._shared
         self._outputs.most = OUTPUTS + now[layout.PAYLOAD] // OUTPUT_SHARE
-        if rows is None or shared is not None or rows.directory.entries is not self._directory:
+        if rows is None or shared is not None or rows.entries is not self._shown:
             self._show_segments()
         self._opened = (rows.opened if rows else 0) + (shared.opened if shared else 0)
         self._fewer_rows = now[layout.ROWS] * 9 // 10

@@ -42,7 +42,8 @@ DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
 class Segment:
     """One page of rows."""
 
-    __slots__ = ("base", "buffer", "most", "number", "owners", "rows", "serial", "stride", "tail")
+    __slots__ = ("base", "buffer", "most", "number", "origin", "owners", "rows", "serial",
+                 "stride", "tail")  # fmt: skip
 
     def __init__(
         self, buffer: NDArray[np.uint8], base: int, number: int, serial: int, stride: int
@@ -52,6 +53,7 @@ class Segment:
         self.most = buffer.size // stride  # rows
         self.base = base  # its address
         self.number = number
+        self.origin = number << 32  # the location of its first row
         self.serial = serial  # how many were opened before it, and it
         self.rows = 0
         self.tail = buffer.size & ~7
@@ -80,7 +82,7 @@ class Stretch(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """What a reader needs of all segments at one moment; a change makes a new one."""
+    """What a reader needs of all segments at one moment; it stays as it is."""
 
     entries: Ints  # [segment, (base, stride, columns)]
     buffers: tuple[NDArray[np.uint8] | None, ...]
@@ -143,7 +145,8 @@ class RowStore:
         self.live_rows = np.zeros(16, np.int64)
         self._live = self.live_rows.data  # the same numbers, quicker to change one by one
         self.sealed = np.zeros(16, np.int8)
-        self.directory = Directory(np.zeros((16, layout.DIRECTORY_BLOCK), np.int64), ())
+        self.entries = np.zeros((16, layout.DIRECTORY_BLOCK), np.int64)  # of segments as they are
+        self._directory: Directory | None = None  # for those who read now
         self.tracking = False
         self.set_schema(schema)
         self.beside = (
@@ -171,7 +174,9 @@ class RowStore:
         self._sources = np.zeros(3 * len(table), np.int64)
         self.reading = Reading(self.names, self.columns, table, range(len(table)))
         self.row_bytes = np.array([self.fixed_bytes], np.int64)
-        self._location = np.zeros(1, np.int64)  # what append returns for a single stretch
+        self._location = np.zeros(1, np.int64)  # what append returns for a single stretch,
+        self._stretch = np.zeros((1, layout.STRETCH_BLOCK), np.int64)  # and claim
+        self._one = self._stretch[0].data  # quicker to change one by one
         self._seal()
 
     def expect(self, size: int) -> None:
@@ -194,15 +199,10 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            before = self.live_rows.copy()
-            try:
-                if per_item is ONE_ROW:
-                    return self._append_rows(rows), self.row_bytes
-                return self._append_split(rows, per_item, items, None)
-            except BaseException:
-                self._count_as(before)
-                raise
-        location = (segment.number << 32) | segment.rows
+            if per_item is ONE_ROW:
+                return self._append_rows(rows), self.row_bytes
+            return self._append_split(rows, per_item, items, None)
+        location = segment.origin | segment.rows
         self._write(segment, rows, 0, rows.count)
         if per_item is ONE_ROW:
             self._location[0] = location
@@ -212,20 +212,47 @@ class RowStore:
             return self._locations(location, per_item), payload
         return np.array([location], np.int64), payload
 
-    def claim(self, count: int) -> tuple[int, Ints]:
-        """Room for rows of one size, each an item, that a kernel writes at once: the base of the
-        segment, and the location of the first; 0 where it is not so simple.
-        """
+    def claim(self, count: int) -> Ints:
+        """Room for rows of one size, each an item, that a kernel fills: its stretches."""
         segment = self._open
-        if self.varying or segment is None:
-            return 0, self._location
-        first = segment.rows
-        if segment.tail - first * self.stride < count * self.stride:
-            return 0, self._location
-        segment.rows = first + count
-        self._live[segment.number] += count
-        self._location[0] = (segment.number << 32) | first
-        return segment.base, self._location
+        if segment is not None and segment.tail - segment.rows * self.stride >= count * self.stride:
+            one, first = self._one, segment.rows
+            one[0], one[1], one[2] = segment.base, segment.origin | first, count
+            segment.rows = first + count
+            self._live[segment.number] += count
+            return self._stretch
+        found: list[int] = []
+        for segment, first, _, end in self._claim(count):
+            found += segment.base, segment.origin | first, end
+        return np.array(found, np.int64).reshape(-1, layout.STRETCH_BLOCK)
+
+    def _claim(self, count: int) -> list[Stretch]:
+        """Room for rows of one size, each an item, in as many segments as it takes.
+
+        Where there is no memory for all of them, none counts.
+        """
+        before = self.live_rows.copy()
+        stretches = []
+        done, stride = 0, self.stride
+        try:
+            while done < count:
+                segment = self._segment_with_room(stride)
+                first = segment.rows
+                upto = min(done + (segment.tail - first * stride) // stride, count)
+                stretches.append(Stretch(segment, first, done, upto))
+                segment.rows += upto - done
+                self._live[segment.number] += upto - done
+                done = upto
+        except BaseException:
+            self._count_as(before)
+            raise
+        return stretches
+
+    def _count_as(self, before: Ints) -> None:
+        """There was no memory for all rows of a batch: those that were stored do not count."""
+        self.live_rows[: before.size] = before
+        self.live_rows[before.size :] = 0
+        self.drop_dead()
 
     def _append_varying(
         self, rows: Rows, per_item: NDArray[np.int32], items: int
@@ -239,36 +266,20 @@ class RowStore:
         segment = self._open
         need = rows.count * self.stride + int(stored.sum())
         if segment is None or segment.tail - segment.rows * self.stride < need:
-            before = self.live_rows.copy()
-            try:
-                return self._append_split(rows, per_item, items, stored)[0], payload
-            except BaseException:
-                self._count_as(before)
-                raise
-        location = (segment.number << 32) | segment.rows
+            return self._append_split(rows, per_item, items, stored)[0], payload
+        location = segment.origin | segment.rows
         self._write_varying(segment, 0, rows.count)
         if items > 1:
             return self._locations(location, np.broadcast_to(per_item, items)), payload
         return np.array([location], np.int64), payload
 
-    def _count_as(self, before: Ints) -> None:
-        """There was no memory for all rows of a batch: those that were stored do not count."""
-        self.live_rows[: before.size] = before
-        self.live_rows[before.size :] = 0
-        self.drop_dead()
-
     def _append_rows(self, rows: Rows) -> Ints:
         """Store rows of one size, each an item, over several segments."""
         locations = np.empty(rows.count, np.int64)
-        done = 0
-        while done < rows.count:
-            segment = self._segment_with_room(self.stride)
-            room = (segment.tail - segment.rows * self.stride) // self.stride
-            upto = min(done + room, rows.count)
-            first = (segment.number << 32) | segment.rows
-            self._kernels.rows.count_up(locations, done, upto, first)
-            self._write(segment, rows, done, upto)
-            done = upto
+        for segment, first, begin, end in self.reserve(locations):
+            self._kernels.rows.append_fixed(
+                segment.base, self.stride, first, begin, end, self.table, id(rows.columns)
+            )
         return locations
 
     def reserve(self, locations: Ints) -> list[Stretch]:
@@ -276,18 +287,9 @@ class RowStore:
 
         Writes the location of each, and returns where they go; until then nobody may read them.
         """
-        stretches = []
-        done, count = 0, locations.size
-        while done < count:
-            segment = self._segment_with_room(self.stride)
-            room = (segment.tail - segment.rows * self.stride) // self.stride
-            upto = min(done + room, count)
-            first = (segment.number << 32) | segment.rows
-            self._kernels.rows.count_up(locations, done, upto, first)
-            stretches.append(Stretch(segment, segment.rows, done, upto))
-            segment.rows += upto - done
-            self.live_rows[segment.number] += upto - done
-            done = upto
+        stretches = self._claim(locations.size)
+        for segment, first, begin, end in stretches:
+            self._kernels.rows.count_up(locations, begin, end, segment.origin | first)
         return stretches
 
     def place(self, stretches: Sequence[Stretch], before: int, rows: Rows) -> None:
@@ -304,23 +306,28 @@ class RowStore:
     def _append_split(
         self, rows: Rows, per_item: NDArray[np.int32], items: int, stored: Ints | None
     ) -> tuple[Ints, Ints]:
-        """Store items over several segments, each item whole."""
+        """Store items over several segments, each item whole; all, or none counts."""
         counts = np.broadcast_to(per_item, items).astype(np.int64)
         sizes = counts * self.stride if stored is None else counts * self.stride + stored
         ends = np.cumsum(sizes)
         row_ends = np.cumsum(counts)
         locations = np.empty(items, np.int64)
+        before = self.live_rows.copy()
         done = 0
-        while done < items:
-            before = int(ends[done - 1]) if done else 0
-            first_row = int(row_ends[done - 1]) if done else 0
-            segment = self._segment_with_room(int(sizes[done]))
-            room = segment.tail - segment.rows * self.stride
-            upto = int(np.searchsorted(ends, before + room, side="right"))
-            starts = row_ends[done:upto] - counts[done:upto] - first_row + segment.rows
-            locations[done:upto] = (segment.number << 32) | starts
-            self._write(segment, rows, first_row, int(row_ends[upto - 1]))
-            done = upto
+        try:
+            while done < items:
+                stored_before = int(ends[done - 1]) if done else 0
+                first_row = int(row_ends[done - 1]) if done else 0
+                segment = self._segment_with_room(int(sizes[done]))
+                room = segment.tail - segment.rows * self.stride
+                upto = int(np.searchsorted(ends, stored_before + room, side="right"))
+                starts = row_ends[done:upto] - counts[done:upto] - first_row + segment.rows
+                locations[done:upto] = segment.origin | starts
+                self._write(segment, rows, first_row, int(row_ends[upto - 1]))
+                done = upto
+        except BaseException:
+            self._count_as(before)
+            raise
         return locations, counts * self.fixed_bytes
 
     def _segment_with_room(self, size: int) -> Segment:
@@ -385,52 +392,51 @@ class RowStore:
         if self._free:
             self._free.pop()
         else:
-            self._grow_counts(number + 1)
+            self._grow(number + 1)
             self._segments.append(None)
             self._buffers.append(None)
-        self._segments[number] = segment
+        self._segments[number], self._buffers[number] = segment, buffer
+        entry = self.entries[number].data  # quicker to change one by one
+        entry[0], entry[1], entry[2] = base, self.stride, len(self.columns)
+        self._directory = None
         self.live_rows[number] = self.sealed[number] = 0
         self.allocated += segment.buffer.size
         self.opened += 1
         self._open = segment
-        self._renew_directory(number)
         return segment
 
-    def _grow_counts(self, numbers: int) -> None:
+    def _grow(self, numbers: int) -> None:
+        """Have room for what is kept by number; kernels are to be shown where it is now."""
         if numbers > self.live_rows.size:
-            sealed = np.concatenate([self.sealed, np.zeros_like(self.sealed)])
-            self.live_rows = np.concatenate([self.live_rows, np.zeros_like(self.live_rows)])
+            grown = [
+                np.concatenate([array, np.zeros_like(array)])
+                for array in (self.live_rows, self.sealed, self.entries)
+            ]
+            self.live_rows, self.sealed, self.entries = grown
             self._live = self.live_rows.data
-            self.sealed = sealed
 
-    def _renew_directory(self, number: int) -> None:
-        """Replace the directory by one with segment `number` as it is now; readers keep theirs."""
-        entries = self.directory.entries
-        if number >= len(entries):
-            entries = np.concatenate([entries, np.zeros_like(entries)])
-        else:
-            entries = entries.copy()
-        segment = self._segments[number]
-        self._buffers[number] = None if segment is None else segment.buffer
-        if segment is not None:
-            entry = entries[number]
-            entry[0], entry[1], entry[2] = segment.base, self.stride, len(self.columns)
-        self.directory = Directory(entries, tuple(self._buffers))
+    @property
+    def directory(self) -> Directory:
+        """The segments as they are now; made anew for the first reader after they changed."""
+        if self._directory is None:
+            entries = self.entries[: len(self._buffers)].copy()
+            self._directory = Directory(entries, tuple(self._buffers))
+        return self._directory
 
     def _seal(self) -> None:
         if self._open is not None:
             segment, self._open = self._open, None
             self.sealed[segment.number] = 1
-            if self.live_rows[segment.number] == 0:
+            if self._live[segment.number] == 0:
                 self._drop(segment)
 
     def _drop(self, segment: Segment) -> None:
-        self._segments[segment.number] = None
-        self._free.append(segment.number)
+        number = segment.number
+        self._segments[number] = self._buffers[number] = self._directory = None
+        self._free.append(number)
         self._pool.keep(segment.buffer)
-        self.sealed[segment.number] = 0
+        self.sealed[number] = 0
         self.allocated -= segment.buffer.size
-        self._renew_directory(segment.number)
 
     def drop_dead(self) -> None:
         """Drop sealed segments without live rows."""
@@ -440,7 +446,7 @@ class RowStore:
     def drop(self, number: int) -> None:
         """Drop a segment if it is sealed and without live rows: it may be another one by now."""
         segment = self._segments[number]
-        if segment is not None and self.sealed[number] and not self.live_rows[number]:
+        if segment is not None and self.sealed[number] and not self._live[number]:
             self._drop(segment)
 
     # -- compaction -----------------------------------------------------------------------------
@@ -681,6 +687,15 @@ class Gathering:
         """Copy what is left to copy."""
         if self._copying is not None:
             self._copying.finish()
+
+
+def stretches_of(locations: Ints, count: int) -> Ints:
+    """How a kernel sees rows that are stored: one location stands for rows side by side."""
+    if locations.size == 1:
+        return np.array([[0, locations[0], count]])
+    begins = np.flatnonzero(np.diff(locations, prepend=locations[0] - 2) != 1)
+    ends = np.append(begins[1:], count)
+    return np.stack([np.zeros_like(begins), locations[begins], ends], axis=1)
 
 
 def _cell_of(column: Column) -> int:
