@@ -11,9 +11,6 @@ from recollect.arrow import ArrowBatch
 from recollect.batch import Batch
 from recollect.clock import Clock, ManualClock, SystemClock
 from recollect.conversions import RaggedTensor
-from recollect.durability.checkpoints import Checkpoints
-from recollect.durability.journal import Journal
-from recollect.durability.shards import Redistributed, load_shards, save_shard
 from recollect.effects import (
     Amended,
     Archived,
@@ -46,17 +43,6 @@ from recollect.info import Info, Lease
 from recollect.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
 from recollect.query import Query, field, parse
 from recollect.ragged import Ragged
-from recollect.replay.buffer import ReplayBuffer
-from recollect.replay.hindsight import Hindsight
-from recollect.replay.minari import load_minari
-from recollect.replay.mixing import mix
-from recollect.replay.recorder import Recorder
-from recollect.rollouts.buffer import RolloutBuffer
-from recollect.rollouts.events import Event
-from recollect.rollouts.group import Group
-from recollect.rollouts.groups import Groups, TakenBatch
-from recollect.rollouts.rollout import Rollout, Status
-from recollect.rollouts.staleness import Staleness
 from recollect.schema import Column
 from recollect.selectors import (
     Fifo,
@@ -71,13 +57,27 @@ from recollect.selectors import (
     StalestFirst,
     Uniform,
 )
-from recollect.storage.frame import FrameStorage
 from recollect.storage.memory import MemoryStorage
 from recollect.store import Store
 from recollect.table import Table
 
 if _typing.TYPE_CHECKING:
     from recollect import training
+    from recollect.durability.checkpoints import Checkpoints
+    from recollect.durability.journal import Journal
+    from recollect.durability.shards import Redistributed, load_shards, save_shard
+    from recollect.replay.buffer import ReplayBuffer
+    from recollect.replay.hindsight import Hindsight
+    from recollect.replay.minari import load_minari
+    from recollect.replay.mixing import mix
+    from recollect.replay.recorder import Recorder
+    from recollect.rollouts.buffer import RolloutBuffer
+    from recollect.rollouts.events import Event
+    from recollect.rollouts.group import Group
+    from recollect.rollouts.groups import Groups, TakenBatch
+    from recollect.rollouts.rollout import Rollout, Status
+    from recollect.rollouts.staleness import Staleness
+    from recollect.storage.frame import FrameStorage
     from recollect.storage.sql import SqlStorage
 
     __version__: str
@@ -164,14 +164,35 @@ __all__ = [
 ]
 
 
+_LATER = {  # what a table does not need is imported when it is first asked for
+    "durability.checkpoints": ("Checkpoints",),
+    "durability.journal": ("Journal",),
+    "durability.shards": ("Redistributed", "load_shards", "save_shard"),
+    "replay.buffer": ("ReplayBuffer",),
+    "replay.hindsight": ("Hindsight",),
+    "replay.minari": ("load_minari",),
+    "replay.mixing": ("mix",),
+    "replay.recorder": ("Recorder",),
+    "rollouts.buffer": ("RolloutBuffer",),
+    "rollouts.events": ("Event",),
+    "rollouts.group": ("Group",),
+    "rollouts.groups": ("Groups", "TakenBatch"),
+    "rollouts.rollout": ("Rollout", "Status"),
+    "rollouts.staleness": ("Staleness",),
+    "storage.frame": ("FrameStorage",),
+    "storage.sql": ("SqlStorage",),
+}
+
+
 def __getattr__(name: str) -> _typing.Any:
     """Import what is heavy, or needs an optional package, when it is first asked for."""
     import importlib
 
-    if name == "SqlStorage":
-        from recollect.storage.sql import SqlStorage
-
-        return SqlStorage
+    for module, names in _LATER.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"recollect.{module}"), name)
+            globals()[name] = found
+            return found
     if name == "training":
         return importlib.import_module("recollect.training")
     if name == "__version__":

@@ -122,7 +122,7 @@ def _write_leaf(x, place, weight, zero):
 
 
 @inner("void(ints, ints, ints, int64, int64, ints)")
-def _weight_change(items, x, slots, n, change, work):
+def weight_change(items, x, slots, n, change, work):
     """Write the leaves of items that come, go or weigh something else, then their ancestors.
 
     Items that only change may be named twice.
@@ -186,7 +186,7 @@ def set_weight(x, place, weight, zero):
 def change_index(items, x, slots, n, change, work):
     """Add items to an index, remove them, or weigh them anew (which moves nothing else)."""
     if x[KIND] == WEIGHT:
-        _weight_change(items, x, slots, n, change, work)
+        weight_change(items, x, slots, n, change, work)
     elif x[KIND] == ORDER:
         if change == ADD:
             order_add_many(items, x, slots, n)

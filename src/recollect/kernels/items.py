@@ -24,6 +24,7 @@ from recollect.kernels.indexes import (
     change_index,
     place_of,
     unit_of,
+    weight_change,
 )
 from recollect.kernels.layout import (
     A_DIRECTORY,
@@ -54,7 +55,6 @@ from recollect.kernels.layout import (
     DEAD_LAST,
     DEAD_SEGMENTS,
     DEPENDS,
-    DEPENDS_PRIORITY,
     DEPENDS_TIMES,
     DIRECTORY_BASE,
     DIRECTORY_BLOCK,
@@ -593,7 +593,6 @@ def list_free(records, first, free):
 @kernel(
     "void(ints, table, int64, int64, table, ints, floats, float64, words, ints, ints,"
     " int64, table, int64)",
-    indexes=True,
 )
 def recycle(
     items, table, order, n, stretches, nbytes, priorities, now, keys_out, slots, work,
@@ -701,7 +700,9 @@ def recycle(
     x[HEAD] = slot
     previous[slot] = -1
     items[VISITS] += n
-    each_index(items, table, slots, n, CHANGE, DEPENDS_PRIORITY, -1, work)
+    for row in range(items[GLOBALS]):  # beside the order, there are sets and weights alone
+        if table[row, KIND] == WEIGHT:
+            weight_change(items, table[row], slots, n, CHANGE, work)
 
 
 # -- sampling -----------------------------------------------------------------------------------
