@@ -51,6 +51,26 @@ def test_import_loads_little_beside_numpy_and_pyarrow(imported, base):
     assert len(imported - base) < 200
 
 
+def test_import_loads_what_a_table_needs(imported):
+    parts = (
+        "recollect.rollouts",
+        "recollect.replay",
+        "recollect.durability",
+        "recollect.storage.frame",
+    )
+    assert not [name for name in imported if name.startswith(parts)]
+
+
+def test_what_is_imported_later_is_itself_and_found_once():
+    import recollect as rc
+    from recollect.rollouts.buffer import RolloutBuffer
+
+    vars(rc).pop("RolloutBuffer", None)
+    assert "RolloutBuffer" in dir(rc)
+    assert rc.RolloutBuffer is RolloutBuffer
+    assert vars(rc)["RolloutBuffer"] is RolloutBuffer
+
+
 def test_import_loads_no_kernel(imported):
     kernels = {name for name in imported if name.startswith("recollect.kernels.")}
     assert kernels <= {"recollect.kernels.layout", "recollect.kernels.steps_layout"}  # numbers only

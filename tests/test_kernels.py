@@ -14,6 +14,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import recollect as rc
@@ -219,6 +220,21 @@ def test_every_kernel_has_one_signature():
                 assert len(function.signatures) == 1, name
                 found += 1
     assert found > 10
+
+
+def test_a_kernel_is_called_by_its_entry_point():
+    """Without Numba's look at what it is given; the code is the same."""
+    modules = vars(kernels.FAMILIES["tables"]())
+    for name, entries in vars(kernels.load()).items():
+        assert vars(entries)
+        for kernel, entry in vars(entries).items():
+            assert entry is not getattr(modules[name], kernel)
+    array = np.arange(3.0)
+    expected = np.array([kernels.expected_array(array.dtype, ())], np.int64)
+    given = [array]
+    for fits in (modules["rows"].rows_that_fit, kernels.load().rows.rows_that_fit):
+        assert fits(id(given), expected) == 3
+    assert kernels.rows_that_fit is kernels.load().rows.rows_that_fit
 
 
 def test_the_lock_file_is_left_for_others(tmp_path, monkeypatch):

@@ -116,6 +116,36 @@ def test_a_run_of_slots_ends_where_a_segment_does():
     assert (batch["wide"] == batch["x"][:, None] % 251).all()
 
 
+@pytest.mark.parametrize("ragged", [False, True])
+def test_an_insert_may_fill_several_segments(ragged):
+    """More than one whole segment at a time, and pieces of those before and after."""
+    table = rc.Table("t", capacity=9000, seed=0)
+    oracle = Oracle(9000)
+    random = np.random.default_rng(0)
+    number = 0
+    for n in (9000, 2500, 64, 1, 8999, 700, 3000, 3000, 5000, 17, 4096, 2500):
+        rows = np.arange(number, number + n)
+        number += n
+        wide = np.repeat(rows[:, None] % 251, 90, 1).astype(np.uint8)
+        if ragged:
+            wide = rc.Ragged.from_list(
+                [
+                    cell[:length]
+                    for cell, length in zip(wide, random.integers(0, 90, n), strict=True)
+                ]
+            )
+        opened = 0 if table._storage._rows is None else table._storage._rows.opened
+        keys = table.insert({"x": rows, "wide": wide})
+        assert ragged or table._storage._rows.opened - opened >= n // 700
+        oracle.insert(keys, rows, [1.0] * n, 0.0)
+        stored = np.array([item[0] for item in oracle.items], np.uint64)
+        check_segments(table, stored)
+        batch = table.get(stored)
+        assert batch["x"].tolist() == [item[1] for item in oracle.items]
+        for value, cell in zip(batch["x"], batch["wide"], strict=True):
+            assert (np.asarray(cell) == value % 251).all()
+
+
 def test_a_slot_between_others_may_hold_a_later_item():
     """Every key is in its own slot, and the next one's is that of the oldest; and yet slots in a
     row are not in the order of arrival, because items were deleted between."""

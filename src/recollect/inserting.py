@@ -163,7 +163,10 @@ def try_insert(table: Table, new: NewInsert) -> tuple[Keys, int] | Blocked:
     table._counts.inserts += count
     if new.request is not None:
         table._requests.remember(new.request, keys)
-    effects.emit(Inserted, keys, new, new.request)
+    if effects.followers:
+        effects.emit(Inserted, keys, new, new.request)
+    else:
+        effects.number += 1
     table._gate.arrivals.changed(count)
     if effects.readers and table._owner is None:  # else it delivers, when it knows the items too
         effects.deliver()
