@@ -1051,3 +1051,30 @@ def test_bytes_that_hold_min_size_items_exactly_are_enough():
     assert t.sample(10, timeout=0)["x"].tolist() == list(range(10))
     ragged = {"x": rc.Column("int64", ragged=True), "y": rc.Column("int64", optional=True)}
     rc.Table("t", capacity=100, capacity_bytes=8, signature=ragged, limiter=limiter)
+
+
+@pytest.mark.parametrize(
+    "seen_as",
+    [
+        lambda array: np.repeat(array, 2)[::2],
+        lambda array: np.frombuffer(array.tobytes(), array.dtype),  # nobody may write into it
+        lambda array: array[::-1].copy()[::-1],
+        lambda array: array.astype(array.dtype.newbyteorder(">")),
+    ],
+    ids=["strided", "read-only", "backwards", "foreign order"],
+)
+@pytest.mark.parametrize("storage", [rc.MemoryStorage, rc.FrameStorage])
+def test_keys_and_values_may_be_arrays_of_any_layout(storage, seen_as):
+    """Kernels take them as they are, where they can."""
+    x, priority = np.arange(20), np.arange(20) + 0.5
+    table = rc.Table("t", capacity=30, sampler=rc.Prioritized(), storage=storage())
+    for _ in range(3):
+        keys = table.insert({"x": x}, priority=seen_as(priority), version=seen_as(x))
+    assert table.get(seen_as(keys))["x"].tolist() == x.tolist()
+    assert table.get(keys).info.priority.tolist() == priority.tolist()
+    assert table.get(keys).info.version.tolist() == x.tolist()
+    assert table.update(seen_as(keys), priority=seen_as(priority * 2), version=seen_as(x + 1)).all()
+    assert table.update(seen_as(keys), priority=seen_as(priority * 3)).all()
+    assert table.get(keys).info.priority.tolist() == (priority * 3).tolist()
+    assert table.get(keys).info.version.tolist() == (x + 1).tolist()
+    assert table.delete(seen_as(keys[:7])) == 7
