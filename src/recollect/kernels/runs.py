@@ -46,12 +46,16 @@ def _of_words(builder, **words):
 _WORDS = {"key": KEY, "location": LOCATION, "priority": PRIORITY, "last": _LAST}
 
 
+def _spread(builder, kind, number):
+    """A vector of the same number for each item."""
+    none = ir.Constant(kind, None)
+    first = builder.insert_element(none, number, _int32(0))
+    return builder.shuffle_vector(first, none, ir.Constant(_links, None))
+
+
 def _counted(builder, kind, first):
     """A vector of a number and those that follow it."""
-    none = ir.Constant(kind, None)
-    spread = builder.insert_element(none, first, _int32(0))
-    spread = builder.shuffle_vector(spread, none, ir.Constant(_links, None))
-    return builder.add(spread, ir.Constant(kind, list(range(RUN))))
+    return builder.add(_spread(builder, kind, first), ir.Constant(kind, list(range(RUN))))
 
 
 @intrinsic
@@ -136,11 +140,8 @@ def fill_run(typing_context, address, number):
     """Write the same number for each item of a run."""
 
     def generate(context, builder, signature, arguments):
-        kind = ir.VectorType(ir.DoubleType(), RUN)
-        none = ir.Constant(kind, None)
-        spread = builder.insert_element(none, arguments[1], _int32(0))
-        spread = builder.shuffle_vector(spread, none, ir.Constant(_links, None))
-        _store(builder, spread, arguments[0])
+        address, number = arguments
+        _store(builder, _spread(builder, ir.VectorType(ir.DoubleType(), RUN), number), address)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float64), generate
