@@ -124,7 +124,7 @@ def _watched(table: Any) -> Iterator[defaultdict[str, float]]:
     for name in ("append_fixed", "gather"):
         places.append((storage._kernels.rows, name, name))
     for name in ("begin_rows", "end"):  # a gather that two threads share
-        places.append((storage._kernels.helping, name, f"gather: {name}"))
+        places.append((storage._kernels.shared_copy, name, f"gather: {name}"))
     before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in places]
 
     def watch(kernel: Any, name: str) -> Any:

@@ -80,8 +80,10 @@ class Recollect:
 
     def __init__(self, prioritized: bool = True) -> None:
         import recollect as rc
-        import recollect.durability.reading
-        import recollect.durability.snapshot  # imported when first needed; peers import at once
+
+        # imported when first needed, where peers import at once
+        import recollect.durability.snapshot.reader
+        import recollect.durability.snapshot.saver
 
         sampler = rc.Prioritized() if prioritized else rc.Uniform()
         self.table = rc.Table("t", capacity=TRANSITIONS, sampler=sampler, seed=0)

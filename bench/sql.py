@@ -108,7 +108,7 @@ def _taking(found: Found) -> list[Table]:
     made.notes.append(
         "a server on this machine that does not sync; both tables were vacuumed and analysed, as "
         "a server does by itself, and what a take leased is given back outside the clock. "
-        "tests/test_sql_plans.py asserts the plan of both and the blocks they touch"
+        "tests/storage/test_sql_plans.py asserts the plan of both and the blocks they touch"
     )
     return [made]
 

@@ -18,12 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import recollect as rc
-from recollect.config import (
-    rule_from_config,
-    store_from_config,
-    table_from_config,
-    to_config,
-)
+from recollect.config import rule_from_config, store_from_config, table_from_config, to_config
 
 TABLE: dict[str, Any] = {"name": "t", "capacity": 100}
 

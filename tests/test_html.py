@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import recollect as rc
-from recollect.html import BINS, LOOKED_AT, sparkline
+from recollect.base.html import BINS, LOOKED_AT, sparkline
 
 VOID = {"rect", "br"}
 

@@ -7,21 +7,13 @@
 import typing as _typing
 
 from recollect import errors
-from recollect.arrow import ArrowBatch
-from recollect.batch import Batch
-from recollect.clock import Clock, ManualClock, SystemClock
-from recollect.conversions import RaggedTensor
-from recollect.effects import (
-    Amended,
-    Archived,
-    Effect,
-    Follower,
-    Inserted,
-    Leased,
-    Removed,
-    Returned,
-    Updated,
-)
+from recollect.base.clock import Clock, ManualClock, SystemClock
+from recollect.data.arrow import ArrowBatch
+from recollect.data.batch import Batch
+from recollect.data.conversions import RaggedTensor
+from recollect.data.info import Info, Lease
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column
 from recollect.errors import (
     BufferFull,
     ConfigError,
@@ -39,12 +31,9 @@ from recollect.errors import (
     UnknownKey,
     WaitTimeout,
 )
-from recollect.info import Info, Lease
-from recollect.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
-from recollect.query import Query, field, parse
-from recollect.ragged import Ragged
-from recollect.schema import Column
-from recollect.selectors import (
+from recollect.rules.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
+from recollect.rules.query import Query, field, parse
+from recollect.rules.selectors import (
     Fifo,
     FreshestFirst,
     Largest,
@@ -57,19 +46,30 @@ from recollect.selectors import (
     StalestFirst,
     Uniform,
 )
-from recollect.storage.memory import MemoryStorage
+from recollect.storage.memory.storage import MemoryStorage
 from recollect.store import Store
-from recollect.table import Table
+from recollect.table.effects import (
+    Amended,
+    Archived,
+    Effect,
+    Follower,
+    Inserted,
+    Leased,
+    Removed,
+    Returned,
+    Updated,
+)
+from recollect.table.table import Table
 
 if _typing.TYPE_CHECKING:
     from recollect import training
-    from recollect.durability.checkpoints import Checkpoints
-    from recollect.durability.journal import Journal
-    from recollect.durability.shards import Redistributed, load_shards, save_shard
+    from recollect.durability.journal.journal import Journal
+    from recollect.ranks.checkpoints import Checkpoints
+    from recollect.ranks.shards import Redistributed, load_shards, save_shard
     from recollect.replay.buffer import ReplayBuffer
     from recollect.replay.hindsight import Hindsight
     from recollect.replay.minari import load_minari
-    from recollect.replay.mixing import mix
+    from recollect.replay.mixture import mix
     from recollect.replay.recorder import Recorder
     from recollect.rollouts.buffer import RolloutBuffer
     from recollect.rollouts.events import Event
@@ -77,7 +77,7 @@ if _typing.TYPE_CHECKING:
     from recollect.rollouts.groups import Groups, TakenBatch
     from recollect.rollouts.rollout import Rollout, Status
     from recollect.rollouts.staleness import Staleness
-    from recollect.storage.frame import FrameStorage
+    from recollect.storage.frame.storage import FrameStorage
     from recollect.storage.sql import SqlStorage
 
     __version__: str
@@ -165,13 +165,13 @@ __all__ = [
 
 
 _LATER = {  # what a table does not need is imported when it is first asked for
-    "durability.checkpoints": ("Checkpoints",),
-    "durability.journal": ("Journal",),
-    "durability.shards": ("Redistributed", "load_shards", "save_shard"),
+    "ranks.checkpoints": ("Checkpoints",),
+    "durability.journal.journal": ("Journal",),
+    "ranks.shards": ("Redistributed", "load_shards", "save_shard"),
     "replay.buffer": ("ReplayBuffer",),
     "replay.hindsight": ("Hindsight",),
     "replay.minari": ("load_minari",),
-    "replay.mixing": ("mix",),
+    "replay.mixture": ("mix",),
     "replay.recorder": ("Recorder",),
     "rollouts.buffer": ("RolloutBuffer",),
     "rollouts.events": ("Event",),
@@ -179,7 +179,7 @@ _LATER = {  # what a table does not need is imported when it is first asked for
     "rollouts.groups": ("Groups", "TakenBatch"),
     "rollouts.rollout": ("Rollout", "Status"),
     "rollouts.staleness": ("Staleness",),
-    "storage.frame": ("FrameStorage",),
+    "storage.frame.storage": ("FrameStorage",),
     "storage.sql": ("SqlStorage",),
 }
 

@@ -20,14 +20,14 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 import numpy as np
 import yaml
 
-from recollect.durability.journal import Journal
+from recollect.data.schema import Column
+from recollect.durability.journal.journal import Journal
 from recollect.errors import ConfigError, InvalidValue, NeverPossible, SchemaError
-from recollect.schema import Column
 from recollect.storage.base import Storage
-from recollect.storage.frame import FrameStorage
-from recollect.storage.memory import MemoryStorage
+from recollect.storage.frame.storage import FrameStorage
+from recollect.storage.memory.storage import MemoryStorage
 from recollect.store import Store
-from recollect.table import Table
+from recollect.table.table import Table
 
 Source = Mapping[str, Any] | str | os.PathLike[str]
 Made = TypeVar("Made")

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from recollect.errors import InvalidValue, shown
-from recollect.table import Table
+from recollect.table.table import Table
 
 if TYPE_CHECKING:
     from os import PathLike
 
-    from recollect.durability.journal_open import OpenJournal
-    from recollect.durability.reading import Loaded
-    from recollect.durability.snapshot import SavedSnapshot
+    from recollect.durability.journal.open_journal import OpenJournal
+    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.saver import SavedSnapshot
 
 
 class Store(Mapping[str, Table]):
@@ -44,7 +44,7 @@ class Store(Mapping[str, Table]):
             self._tables[table.name] = table
         self._journal: OpenJournal | None = None
         if journal is not None:
-            from recollect.durability.journal_table import open_journal_of_store
+            from recollect.table.journaled import open_journal_of_store
 
             self._journal = open_journal_of_store(self._tables, journal)
 
@@ -104,7 +104,7 @@ class Store(Mapping[str, Table]):
         >>> resumed["train"].get(keys)["x"]
         array([1, 2])
         """
-        from recollect.durability.snapshot import save_snapshot
+        from recollect.durability.snapshot.saver import save_snapshot
 
         return save_snapshot(
             path, self._tables, step=step, others=files, keep_last=keep_last,
@@ -128,7 +128,7 @@ class Store(Mapping[str, Table]):
             step: The training step to go back to.
             progress: Whether to show a bar; None does so for long work on a terminal.
         """
-        from recollect.durability.reading import load_snapshot
+        from recollect.durability.snapshot.reader import load_snapshot
 
         return load_snapshot(path, self._tables, step=step, progress=progress)
 
@@ -143,6 +143,6 @@ class Store(Mapping[str, Table]):
         return f"Store({list(self._tables.values())!r})"
 
     def _repr_html_(self) -> str:
-        from recollect.html import of_store
+        from recollect.base.html import of_store
 
         return of_store(self)

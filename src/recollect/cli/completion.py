@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from recollect.cli.showing import add_examples
+from recollect.cli.display import add_examples
 
 SCRIPT = """\
 _recollect() {{

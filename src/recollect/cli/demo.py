@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from recollect.arguments import whole
-from recollect.cli.showing import add_examples, add_json, print_json
+from recollect.base.arguments import whole
+from recollect.cli.display import add_examples, add_json, print_json
 from recollect.errors import InvalidValue
 
 LEAST = 2.0  # seconds: half of it before the kill
@@ -37,11 +37,11 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from recollect.demo import rollouts, steps
+    from recollect.demo import grid_world, language_model
     from recollect.demo.run import finish
     from recollect.demo.run import run as demo
 
-    kind = steps if given.classic else rollouts
+    kind = grid_world if given.classic else language_model
     seconds, seed = given.seconds, whole("--seed", given.seed, 0)
     if not LEAST <= seconds < math.inf:
         raise InvalidValue(f"--seconds: a run takes at least {LEAST:g}, got {seconds:g}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, lines, opening, print_json
+from recollect.cli.display import add_examples, add_json, lines, opening, print_json
 from recollect.errors import InvalidValue, SnapshotError
 
 
@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.inspection import difference
-    from recollect.durability.reading import open_snapshot
+    from recollect.durability.snapshot.inspection import difference
+    from recollect.durability.snapshot.reader import open_snapshot
 
     opened = []
     try:

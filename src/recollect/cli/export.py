@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recollect.cli.showing import add_examples, add_json, add_path, opening, print_json
+from recollect.cli.display import add_examples, add_json, add_path, opening, print_json
 from recollect.errors import InvalidValue, QueryError
 
 ENDINGS = (".parquet", ".arrow", ".feather")
@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.progress import bar
-    from recollect.durability.reading import open_snapshot
+    from recollect.durability.progress_bar import bar
+    from recollect.durability.snapshot.reader import open_snapshot
 
     out = Path(given.out)
     if out.suffix not in ENDINGS:
@@ -87,8 +87,8 @@ def _table(tables: list[str], name: str | None) -> str:
 
 def _batches(snapshot: Any, table: str, where: str | None) -> Iterator[Any]:
     """The rows in order of arrival, with the fields of their items and the shared cells."""
-    from recollect.durability.inspection import fields_of, matching
-    from recollect.query import parse
+    from recollect.durability.snapshot.inspection import fields_of, matching
+    from recollect.rules.query import parse
 
     entry, saved = snapshot.entry(table), snapshot.saved(table)
     fields = fields_of(saved, entry)

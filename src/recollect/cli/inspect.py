@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, add_path, lines, opening, print_json
-from recollect.readable import size, span
+from recollect.base.readable import size, span
+from recollect.cli.display import add_examples, add_json, add_path, lines, opening, print_json
 
 
 def add(commands: Any) -> None:
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.inspection import described, snapshots_in
+    from recollect.durability.snapshot.inspection import described, snapshots_in
 
     with opening("PATH", given.path):
         snapshots = snapshots_in(given.path, given.step)

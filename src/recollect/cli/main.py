@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from recollect.cli.showing import add_examples
+from recollect.cli.display import add_examples
 from recollect.errors import InvalidValue, RecollectError
 
 COMMANDS = (  # files in this folder, in the order of the help

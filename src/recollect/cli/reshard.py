@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, opening, print_json
+from recollect.cli.display import add_examples, add_json, opening, print_json
 
 
 def add(commands: Any) -> None:
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from recollect.durability.resharding import resharded
+    from recollect.ranks.resharding import resharded
 
     hidden = True if given.json else None  # a bar on a terminal
     with opening("SRC", given.source):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, print_json
+from recollect.cli.display import add_examples, add_json, print_json
 
 
 def add(commands: Any) -> None:

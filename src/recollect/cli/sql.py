@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, print_json
+from recollect.cli.display import add_examples, add_json, print_json
 
 
 def add(commands: Any) -> None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from recollect.cli.showing import add_examples, add_json, add_path, opening, print_json
+from recollect.cli.display import add_examples, add_json, add_path, opening, print_json
 from recollect.errors import SnapshotError
 
 
@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.inspection import snapshots_in
+    from recollect.durability.snapshot.inspection import snapshots_in
 
     with opening("PATH", given.path):
         snapshots = snapshots_in(given.path, given.step)

@@ -14,8 +14,8 @@ from types import ModuleType
 from rich.console import Console
 
 from recollect.demo.life import Kill, Life
-from recollect.demo.report import write
-from recollect.demo.watching import View
+from recollect.demo.page import write
+from recollect.demo.terminal import View
 from recollect.errors import RecollectError
 
 LONGEST_START = 120.0  # seconds

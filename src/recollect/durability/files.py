@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from recollect.durability.direct import WORTH_IT, Direct
+from recollect.durability.direct_io import WORTH_IT, Direct
 
 Path = str | os.PathLike[str]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from recollect.data.schema import Column, Schema
 from recollect.errors import SnapshotError
-from recollect.schema import Column, Schema
 
 FORMAT = 2
 FRAME = struct.Struct("<QQ")  # length and checksum of a payload

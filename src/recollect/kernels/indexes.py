@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from recollect.kernels.compile import inner
 from recollect.kernels.layout import (
     A_MEMBERS,
     A_PARAMETERS,
@@ -35,17 +34,18 @@ from recollect.kernels.layout import (
     VISITS,
     WEIGHT,
 )
-from recollect.kernels.orders import order_add_many, order_remove
-from recollect.kernels.power import exp_2, power
-from recollect.kernels.random import next_unit
-from recollect.kernels.raw import (
+from recollect.kernels.machine.compile import inner
+from recollect.kernels.machine.memory import (
     float64_at,
     float64_pointer,
     int32_at,
     int64_at,
     prefetch,
 )
-from recollect.kernels.tree import refresh, set_leaf
+from recollect.kernels.machine.power import exp_2, power
+from recollect.kernels.orders import order_add_many, order_remove
+from recollect.kernels.random import next_unit
+from recollect.kernels.sum_tree import refresh, set_leaf
 
 SMALLEST_WEIGHT = 1e-300
 AHEAD = 16  # items between a prefetch and its use

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.choosing import (
+from recollect.kernels.choice import (
     choose_distinct,
     count_of_all,
     draw_from_all,
@@ -16,7 +16,6 @@ from recollect.kernels.choosing import (
     mass_of_all,
     only_zeros,
 )
-from recollect.kernels.compile import inner, kernel
 from recollect.kernels.indexes import (
     ADD,
     CHANGE,
@@ -96,9 +95,8 @@ from recollect.kernels.layout import (
     VISITS,
     WEIGHT,
 )
-from recollect.kernels.orders import nbytes_of, rows_of
-from recollect.kernels.power import power
-from recollect.kernels.raw import (
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import (
     float64_at,
     int8_at,
     int32_at,
@@ -106,6 +104,8 @@ from recollect.kernels.raw import (
     prefetch,
     uint64_at,
 )
+from recollect.kernels.machine.power import power
+from recollect.kernels.orders import nbytes_of, rows_of
 from recollect.kernels.rows import lay_rows
 from recollect.kernels.runs import (
     RUN,
@@ -115,7 +115,7 @@ from recollect.kernels.runs import (
     renew_run,
     times_if_alike,
 )
-from recollect.kernels.tree import refresh
+from recollect.kernels.sum_tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
 IN_KEY, IN_TIMES, IN_LOCATION, IN_SLOT, IN_LEFT = 0, 1, 2, 3, 4

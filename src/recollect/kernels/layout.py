@@ -166,7 +166,7 @@ OLDEST = 9  # the lowest version of a token
 TOGETHER = 10  # whether all rollouts were dispatched at one version
 GROUP_BLOCK = 11
 
-# -- a copy that two threads share, see `kernels.helping` ----------------------------------------
+# -- a copy that two threads share, see `kernels.shared_copy` -------------------------------------
 JOB_WITHIN = 0  # threads that are in it, and JOB_CLOSED where no more may come
 JOB_NEXT = 8  # the first part that nobody has: in a cache line of its own
 JOB_SEMAPHORE = 16  # of the C library, four words

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import inner
 from recollect.kernels.layout import (
     A_HEAP,
     A_HEAP_PLACE,
@@ -50,7 +49,8 @@ from recollect.kernels.layout import (
     VALUE_TYPE,
     VISITS,
 )
-from recollect.kernels.raw import (
+from recollect.kernels.machine.compile import inner
+from recollect.kernels.machine.memory import (
     bits_of,
     entry_before,
     first_entry,

@@ -6,7 +6,7 @@ has a place in the packs: rows, starts and lengths are given in the order of pla
 
 from __future__ import annotations
 
-from recollect.kernels.compile import kernel
+from recollect.kernels.machine.compile import kernel
 
 
 @kernel("void(floats, ints, floats, ints)", nogil=True)

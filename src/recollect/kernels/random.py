@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import inner
+from recollect.kernels.machine.compile import inner
 
 
 @inner("uint64(words)")

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.cells import collect_cells, copy_cells
-from recollect.kernels.compile import inner, kernel
+from recollect.kernels.cell_copies import collect_cells, copy_cells
 from recollect.kernels.layout import (
     CELL,
     DIRECTORY_BASE,
@@ -23,7 +22,8 @@ from recollect.kernels.layout import (
     RAGGED,
     SIZE,
 )
-from recollect.kernels.raw import (
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import (
     STREAMED_CELL,
     copy_bytes,
     fence,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import kernel
 from recollect.kernels.indexes import REMOVE
 from recollect.kernels.items import SHOW, arrange, count_visible, each_index, place_item, release
 from recollect.kernels.layout import (
@@ -32,8 +31,9 @@ from recollect.kernels.layout import (
     ROWS,
     SLOTS,
 )
+from recollect.kernels.machine.compile import kernel
+from recollect.kernels.machine.memory import int8_at, int32_at, int64_at
 from recollect.kernels.orders import order_first, order_remove
-from recollect.kernels.raw import int8_at, int32_at, int64_at
 
 
 @kernel(

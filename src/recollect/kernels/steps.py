@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import inner, kernel
 from recollect.kernels.layout import OFFSET, SIZE
-from recollect.kernels.raw import copy_bytes, int8_at, int32_at, int64_at
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import copy_bytes, int8_at, int32_at, int64_at
 from recollect.kernels.rows import data_of
 from recollect.kernels.steps_episodes import (
     episode_of,

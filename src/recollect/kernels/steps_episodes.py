@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import inner, kernel
-from recollect.kernels.raw import int8_at, int32_at, int64_at
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import int8_at, int32_at, int64_at
 from recollect.kernels.steps_layout import (
     A_FLAGS,
     A_HEAD,

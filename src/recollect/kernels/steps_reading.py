@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import inner, kernel
-from recollect.kernels.raw import copy_bytes, int8_at, int32_at, int64_at, prefetch
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import copy_bytes, int8_at, int32_at, int64_at, prefetch
 from recollect.kernels.rows import data_of
 from recollect.kernels.steps_episodes import episode_of, flags_of, row_at, slot_of, steps_of
 from recollect.kernels.steps_layout import (

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.choosing import _distinct_uniform, _distinct_weighted, draw_many
-from recollect.kernels.compile import inner, kernel
+from recollect.kernels.choice import _distinct_uniform, _distinct_weighted, draw_many
 from recollect.kernels.indexes import _set_add, _set_remove, set_weight
 from recollect.kernels.layout import (
     A_MEMBERS,
@@ -25,8 +24,9 @@ from recollect.kernels.layout import (
     LEVELS,
     UNIFORM,
 )
-from recollect.kernels.power import power
-from recollect.kernels.raw import float64_at, int32_at, int64_at
+from recollect.kernels.machine.compile import inner, kernel
+from recollect.kernels.machine.memory import float64_at, int32_at, int64_at
+from recollect.kernels.machine.power import power
 from recollect.kernels.steps_episodes import (
     episode_of,
     flags_of,

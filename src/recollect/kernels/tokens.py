@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.compile import kernel
+from recollect.kernels.machine.compile import kernel
 
 LARGEST = 2**31 - 1  # version
 

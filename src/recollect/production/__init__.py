@@ -10,7 +10,7 @@ from recollect.production.generators.base import Generator
 from recollect.production.generators.function import FunctionGenerator
 from recollect.production.generators.openai import OpenAIGenerator, Request
 from recollect.production.generators.ray import RayGenerator, start_generator
-from recollect.production.generators.retrying import Retries
+from recollect.production.generators.retries import Retries
 from recollect.production.generators.spread import SpreadGenerator
 from recollect.production.manager import Manager
 from recollect.production.pending import Flight, Pending
@@ -20,9 +20,9 @@ from recollect.production.prompts.huggingface import HuggingFacePrompts
 from recollect.production.prompts.indexed import IndexedPrompts
 from recollect.production.prompts.jsonl import JsonlPrompts
 from recollect.production.prompts.list import ListPrompts
-from recollect.production.restoring import latest_checkpoint
+from recollect.production.restore import latest_checkpoint
 from recollect.production.results import BatchResult, State
-from recollect.production.saving import Checkpoint
+from recollect.production.save import Checkpoint
 from recollect.production.strategies import (
     AsyncStrategy,
     EvalStrategy,

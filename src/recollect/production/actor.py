@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recollect.arrow import ArrowBatch
-from recollect.batch import Batch
-from recollect.info import LeaseLike
-from recollect.optional import optional
+from recollect.base.optional import optional
+from recollect.data.arrow import ArrowBatch
+from recollect.data.batch import Batch
+from recollect.data.info import LeaseLike
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult
-from recollect.production.saving import Checkpoint, CheckpointSaving
+from recollect.production.save import Checkpoint, CheckpointSaving
 from recollect.rollouts.groups import Groups, TakenBatch
 
 AT_ONCE = 1000  # calls that may wait in the actor at the same time

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, shown
 
 

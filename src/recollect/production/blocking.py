@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from recollect.base.threads import BlockingFace
 from recollect.errors import ProductionError
-from recollect.looping import BlockingFace
 from recollect.production.results import BatchResult
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class BlockingManager(BlockingFace):
         return self.run(stats())
 
     def checkpoint(self, *args: Any, **options: Any) -> Any:
-        from recollect.production.saving import BlockingCheckpoint
+        from recollect.production.save import BlockingCheckpoint
 
         return BlockingCheckpoint(self._manager.checkpoint(*args, **options), self.run)
 

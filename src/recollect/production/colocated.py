@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import take_unless
+from recollect.production.taker import take_unless
 from recollect.rollouts.groups import TakenBatch
 
 

@@ -19,7 +19,7 @@ from recollect.production.pending import Flight, Pending
 from recollect.production.progress import Progress, TaskProgress
 from recollect.production.prompts.base import Prompts, prompt_of
 from recollect.production.room import Room
-from recollect.production.signals import Signal
+from recollect.production.signal import Signal
 from recollect.production.task import Task
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group

@@ -11,12 +11,12 @@ import math
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import ProductionError
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
-from recollect.production.taking import take_unless
+from recollect.production.taker import take_unless
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 

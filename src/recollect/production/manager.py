@@ -16,28 +16,28 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-from recollect.arguments import time_span, whole
+from recollect.base.arguments import time_span, whole
 from recollect.errors import InvalidValue, ProductionError, shown
-from recollect.production import restoring, saving
+from recollect.production import restore, save
 from recollect.production.allocation import allocate
 from recollect.production.bars import Bars
 from recollect.production.blocking import BlockingManager
 from recollect.production.consumption import Consumption
 from recollect.production.context import Conditions, Context
-from recollect.production.draining import ask_to_pause, cancel_rest, drain, each_generator
-from recollect.production.judging import Judge
+from recollect.production.drain import ask_to_pause, cancel_rest, drain, each_generator
+from recollect.production.judge import Judge
 from recollect.production.pending import Flight
 from recollect.production.progress import Handed, Progress
 from recollect.production.results import BatchResult, State, durations_of, log
-from recollect.production.saving import CheckpointSaving
-from recollect.production.signals import Signal
+from recollect.production.save import CheckpointSaving
+from recollect.production.signal import Signal
 from recollect.production.strategies import Outcome
-from recollect.production.taking import take_unless, unleased
+from recollect.production.taker import take_unless, unleased
 from recollect.production.task import Task
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
-from recollect.rollouts.taking import checked_sizes
+from recollect.rollouts.takes import checked_sizes
 
 BatchSize = int | Mapping[str, int]
 
@@ -71,7 +71,7 @@ class Manager:
         self.buffer = buffer
         self.drain_timeout = time_span("drain_timeout", drain_timeout)
         self.checkpoints = checkpoints
-        saving.begin(buffer, checkpoints)
+        save.begin(buffer, checkpoints)
         self.progress = Progress(self.tasks)
         self._conditions = Conditions()
         self._consumption = Consumption(buffer)
@@ -383,14 +383,14 @@ class Manager:
         committed when the block ends, and not at all when it raises. `in_flight="refuse"` raises
         while generations run; `"give_back"` saves them as prompts to give back, and they run on.
         """
-        return saving.checkpoint(self, path, step, include_buffer, in_flight, **options)
+        return save.checkpoint(self, path, step, include_buffer, in_flight, **options)
 
     async def restore(self, path: Any = None, **options: Any) -> int:
         """Go back to a checkpoint; returns the version of its weights. The manager is paused then,
         and nothing is produced until `continue_`."""
         self._bind()
         async with self._turn:
-            return await restoring.restore(self, path, **options)
+            return await restore.restore(self, path, **options)
 
     def stop_for_restore(self) -> None:
         """Prompts and buffer are about to change: nobody produces from them meanwhile."""

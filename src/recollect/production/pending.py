@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any
 
 from recollect.production.prompts.base import prompt_of
-from recollect.production.signals import Signal
+from recollect.production.signal import Signal
 from recollect.rollouts.group import Group
 
 

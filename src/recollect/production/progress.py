@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue
 from recollect.production.window import Window
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from recollect.info import LeaseLike
+from recollect.data.info import LeaseLike
 from recollect.production.window import Times, Window
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 
 if TYPE_CHECKING:
-    from recollect.batch import Batch
+    from recollect.data.batch import Batch
     from recollect.production.context import Context
 
 log = logging.getLogger("recollect.production")

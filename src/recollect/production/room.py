@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from recollect.production.signals import Signal
+from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
-from recollect.waiting import Blocked
+from recollect.table.waiting import Blocked
 
 
 class Room:

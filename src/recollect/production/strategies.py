@@ -14,15 +14,15 @@ from enum import Enum
 from functools import partial
 from typing import ClassVar
 
-from recollect.arguments import flag, whole
+from recollect.base.arguments import flag, whole
 from recollect.errors import InvalidValue, shown
 from recollect.production.context import Context
-from recollect.production.flying import fly, leave, resolved, store
+from recollect.production.generation import fly, leave, resolved, store
 from recollect.production.pending import Flight
 from recollect.production.progress import TaskProgress
-from recollect.rollouts.checks import reward_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
+from recollect.rollouts.values import reward_of
 
 
 class Outcome(Enum):

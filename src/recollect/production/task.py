@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from recollect.arguments import text
+from recollect.base.arguments import text
 from recollect.errors import InvalidValue, shown
 from recollect.production.allocation import check_weight
 from recollect.production.generators.base import Generator

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from recollect.arguments import flag, time_span, whole
-from recollect.batch import Batch
-from recollect.conversions import to_torch
+from recollect.base.arguments import flag, time_span, whole
+from recollect.base.optional import optional
+from recollect.data.batch import Batch
+from recollect.data.conversions import to_torch
 from recollect.errors import InvalidValue, RecollectError, SchemaError, shown
-from recollect.optional import optional
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

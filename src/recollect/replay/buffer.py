@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import flag, keys_of, many, time_span, whole
-from recollect.batch import Batch
-from recollect.clock import Clock, SystemClock
+from recollect.base.arguments import flag, keys_of, many, time_span, whole
+from recollect.base.clock import Clock, SystemClock
+from recollect.base.readable import size
+from recollect.data.batch import Batch
+from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, TableClosed, shown
 from recollect.kernels import steps_layout as sl
-from recollect.limiters import Limiter, MinSize
-from recollect.query import Query, as_query, bind
-from recollect.readable import size
-from recollect.replay import reading, writing
+from recollect.replay import file_reader, file_writer
 from recollect.replay.batches import Batched, BufferDraw, draw_of
-from recollect.replay.drawing import FIELDS, Drawing
+from recollect.replay.choice import FIELDS, Drawing
 from recollect.replay.episodes import Rings
 from recollect.replay.hindsight import Hindsight, Relabelled
 from recollect.replay.incoming import Incoming, Steps, refuse_groups, refuse_positional
@@ -40,15 +39,16 @@ from recollect.replay.options import (
 )
 from recollect.replay.returns import ChosenTransitions
 from recollect.replay.sequences import ChosenRuns, EpisodeTable, sequence_kind
-from recollect.replay.store import StepStore
-from recollect.schema import Column, Schema
-from recollect.selectors import Selector, Uniform
-from recollect.waiting import Blocked, Gate
+from recollect.replay.step_store import StepStore
+from recollect.rules.limiters import Limiter, MinSize
+from recollect.rules.query import Query, as_query, bind
+from recollect.rules.selectors import Selector, Uniform
+from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
-    from recollect.durability.journal_open import OpenJournal
-    from recollect.durability.reading import Loaded
-    from recollect.durability.snapshot import SavedSnapshot
+    from recollect.durability.journal.open_journal import OpenJournal
+    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.saver import SavedSnapshot
     from recollect.replay.persistence import StepsMember
 
 Keys = NDArray[np.uint64]
@@ -626,7 +626,7 @@ class ReplayBuffer(Batched):
         )
 
     def _repr_html_(self) -> str:
-        from recollect.html import of_replay
+        from recollect.base.html import of_replay
 
         return of_replay(self)
 
@@ -691,7 +691,7 @@ class ReplayBuffer(Batched):
         >>> (resumed.sample(4)["reward"] == buffer.sample(4)["reward"]).all()
         np.True_
         """
-        from recollect.durability.snapshot import save_snapshot
+        from recollect.durability.snapshot.saver import save_snapshot
 
         return save_snapshot(
             path, {"steps": self}, kind="replay", step=step, others=files, keep_last=keep_last,
@@ -710,7 +710,7 @@ class ReplayBuffer(Batched):
         A smaller buffer takes the newest steps of each environment. Arguments are those of
         `Store.load`.
         """
-        from recollect.durability.reading import load_snapshot
+        from recollect.durability.snapshot.reader import load_snapshot
 
         return load_snapshot(path, {"steps": self}, step=step, progress=progress)
 
@@ -783,13 +783,13 @@ class ReplayBuffer(Batched):
         >>> buffer.to_arrow().select(["step", "reward", "terminated"]).to_pylist()[1]
         {'step': 1, 'reward': 2.0, 'terminated': True}
         """
-        return writing.to_arrow(self, path, compression, progress)
+        return file_writer.to_arrow(self, path, compression, progress)
 
     def to_parquet(
         self, path: Any, *, compression: str | None = "zstd", progress: bool | None = None
     ) -> None:
         """Write every step to a Parquet file; rows are those of `to_arrow`."""
-        writing.to_parquet(self, path, compression, progress)
+        file_writer.to_parquet(self, path, compression, progress)
 
     @classmethod
     def from_arrow(cls, source: Any, *, progress: bool | None = None, **options: Any) -> Self:
@@ -813,9 +813,9 @@ class ReplayBuffer(Batched):
         >>> rc.ReplayBuffer.from_arrow(table, seed=0).episodes()["length"]
         array([3])
         """
-        return reading.from_arrow(cls, source, progress, options)
+        return file_reader.from_arrow(cls, source, progress, options)
 
     @classmethod
     def from_parquet(cls, path: Any, *, progress: bool | None = None, **options: Any) -> Self:
         """Make a buffer of a Parquet file; rows are as `from_arrow` wants them."""
-        return reading.from_parquet(cls, path, progress, options)
+        return file_reader.from_parquet(cls, path, progress, options)

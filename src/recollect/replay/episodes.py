@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
-from recollect.kernels import load_steps
 from recollect.kernels import steps_layout as sl
+from recollect.kernels.load import load_steps
 from recollect.storage.buffers import aligned_zeros
 
 Ints = NDArray[np.int64]

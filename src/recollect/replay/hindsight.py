@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import text, whole
-from recollect.batch import Batch
+from recollect.base.arguments import text, whole
+from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
 from recollect.replay.batches import Batched, BufferDraw
 from recollect.replay.returns import ChosenTransitions, n_step_returns
 from recollect.storage.lanes import Copies, Copy, Lanes
-from recollect.waiting import Blocked
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import whole
-from recollect.columns import flatten
+from recollect.base.arguments import whole
+from recollect.data.columns import flatten
+from recollect.data.schema import Column, Rows, Schema
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
-from recollect.schema import Column, Rows, Schema
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

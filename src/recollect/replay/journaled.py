@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
-from recollect.durability.journal import as_journal
-from recollect.durability.journal_member import Journaled
-from recollect.durability.journal_open import OpenJournal
-from recollect.durability.journal_payload import Copied
-from recollect.durability.journal_records import (
+from recollect.durability.journal.journal import as_journal
+from recollect.durability.journal.member import Journaled
+from recollect.durability.journal.open_journal import OpenJournal
+from recollect.durability.journal.payload import Copied
+from recollect.durability.journal.records import (
     CLEARED,
     COLUMNS,
     MARK,
@@ -28,10 +29,9 @@ from recollect.durability.journal_records import (
     Told,
 )
 from recollect.errors import JournalError
-from recollect.limiters import Counts, MinSize
 from recollect.replay.incoming import MARKS, Steps
-from recollect.schema import Schema
-from recollect.waiting import Blocked
+from recollect.rules.limiters import Counts, MinSize
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

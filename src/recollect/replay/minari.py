@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import flag
+from recollect.base.arguments import flag
+from recollect.base.optional import optional
 from recollect.errors import InvalidValue, SchemaError, shown
-from recollect.optional import optional
-from recollect.replay.files import progress_bar, taken_rows
+from recollect.replay.step_files import progress_bar, taken_rows
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import names, whole
+from recollect.base.arguments import names, whole
 from recollect.errors import InvalidValue, shown
-from recollect.limiters import Limiter, Queue
-from recollect.selectors import Prioritized, Selector, Uniform
+from recollect.rules.limiters import Limiter, Queue
+from recollect.rules.selectors import Prioritized, Selector, Uniform
 from recollect.storage.fields import check_weight
 
 

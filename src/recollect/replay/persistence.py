@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.batch import Batch
+from recollect.data.batch import Batch
 from recollect.durability.format import schema_from_json, schema_to_json
-from recollect.durability.ledger import Ledger
-from recollect.durability.members import Captured, check_kind
+from recollect.durability.snapshot.ledger import Ledger
+from recollect.durability.snapshot.members import Captured, check_kind
 from recollect.errors import SnapshotError
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
-from recollect.limiters import Counts
 from recollect.replay.starts import StartKind
-from recollect.storage.capture import Capture, Saved
+from recollect.rules.limiters import Counts
 from recollect.storage.lanes import Copies, Copy, Lanes
+from recollect.storage.memory.capture import Capture, Saved
 from recollect.storage.rows import Allocate
 
 if TYPE_CHECKING:

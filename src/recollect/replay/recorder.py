@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
+from recollect.base.optional import optional
 from recollect.errors import InvalidValue, SchemaError, shown
-from recollect.optional import optional
 from recollect.replay.buffer import ReplayBuffer
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.batch import Batch
-from recollect.info import Info
+from recollect.data.batch import Batch
+from recollect.data.info import Info
 from recollect.kernels import steps_layout as sl
-from recollect.replay.drawing import Drawn
+from recollect.replay.choice import Drawn
 from recollect.replay.episodes import Rings
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.rows import Allocate

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import whole
-from recollect.batch import Batch
+from recollect.base.arguments import whole
+from recollect.data.batch import Batch
+from recollect.data.info import Info
 from recollect.errors import InvalidValue, NeverPossible, shown
-from recollect.info import Info
 from recollect.kernels import steps_layout as sl
-from recollect.replay.drawing import Drawn
+from recollect.replay.choice import Drawn
 from recollect.replay.episodes import Rings
 from recollect.replay.returns import REMEMBERED, ColumnPlan, info_of
 from recollect.replay.starts import MODES, StartKind

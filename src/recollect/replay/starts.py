@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
 from recollect.replay.episodes import Rings
-from recollect.storage.indexes import Index, IndexKind
+from recollect.storage.memory.indexes import Index, IndexKind
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many
-from recollect.effects import Amended, Updated
+from recollect.base.arguments import many
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column, Rows, Schema, Stored, row_payload
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
-from recollect.ragged import Ragged
-from recollect.rollouts.cells import other_array, to_json
-from recollect.rollouts.checks import any_array, named
+from recollect.rollouts.cell_columns import other_array, to_json
 from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
-from recollect.rollouts.expiring import as_rows, judge_again
+from recollect.rollouts.expiry import as_rows, judge_again
 from recollect.rollouts.rollout import CODES, Status
-from recollect.schema import Column, Rows, Schema, Stored, row_payload
-from recollect.waiting import Blocked
+from recollect.rollouts.values import any_array, named
+from recollect.table.effects import Amended, Updated
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core

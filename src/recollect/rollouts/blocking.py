@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many
-from recollect.info import Lease, LeaseLike
-from recollect.readable import size
+from recollect.base.arguments import many
+from recollect.base.readable import size
+from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, BlockingEvents
-from recollect.rollouts.expiring import advance
+from recollect.rollouts.expiry import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rollouts.verbs import T, Verb, run
-from recollect.table import Table, WhereLike
+from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
-    from recollect.durability.reading import Loaded
-    from recollect.durability.snapshot import SavedSnapshot
+    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.saver import SavedSnapshot
 
 
 class BlockingBuffer:
@@ -219,7 +219,7 @@ class BlockingBuffer:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.html import of_rollouts
+        from recollect.base.html import of_rollouts
 
         return of_rollouts(self)
 

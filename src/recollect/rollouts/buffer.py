@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.clock import Clock
-from recollect.info import Lease, LeaseLike
+from recollect.base.clock import Clock
+from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, AsyncEvents
-from recollect.rollouts.expiring import advance
+from recollect.rollouts.expiry import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rollouts.verbs import T, Verb, run_async
-from recollect.selectors import Selector, StalestFirst
+from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Storage
-from recollect.table import Table, WhereLike
+from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
-    from recollect.durability.reading import Loaded
-    from recollect.durability.snapshot import SavedSnapshot
+    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.saver import SavedSnapshot
 
 
 class RolloutBuffer:
@@ -390,6 +390,6 @@ class RolloutBuffer:
         return repr(self.sync).removesuffix(".sync")
 
     def _repr_html_(self) -> str:
-        from recollect.html import of_rollouts
+        from recollect.base.html import of_rollouts
 
         return of_rollouts(self)

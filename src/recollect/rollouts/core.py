@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect import kernels
-from recollect.arguments import flag, keys_of, names, text, whole
-from recollect.checks import check_versions
-from recollect.clock import Clock
+from recollect.base.arguments import flag, keys_of, names, text, whole
+from recollect.base.clock import Clock
+from recollect.data.info import Lease
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column, Rows
 from recollect.errors import InvalidValue, shown
-from recollect.info import Lease
-from recollect.inserting import NewInsert, try_insert
-from recollect.query import as_query, field
-from recollect.ragged import Ragged
+from recollect.kernels import load as kernels
 from recollect.rollouts.accounts import Accounts
-from recollect.rollouts.adopting import adopt
+from recollect.rollouts.adoption import adopt
 from recollect.rollouts.blobs import Blobs
-from recollect.rollouts.direct import Direct, Known
 from recollect.rollouts.encoding import (
     ARRAYS,
     ROWS,
@@ -38,29 +35,32 @@ from recollect.rollouts.encoding import (
     tally,
 )
 from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
-from recollect.rollouts.expiring import expire_due, stale_rows, verdict, without_stale
+from recollect.rollouts.expiry import expire_due, stale_rows, verdict, without_stale
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
-from recollect.rollouts.rewinding import Line
+from recollect.rollouts.rewind import Line
 from recollect.rollouts.rollout import Status, as_status
+from recollect.rollouts.short_put import Direct, Known
 from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages, check_cell
 from recollect.rollouts.staleness import FIRST_STEP, Rules
-from recollect.rollouts.taking import Taking
+from recollect.rollouts.takes import Taking
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Column, Rows
-from recollect.selectors import Selector, StalestFirst
+from recollect.rules.query import as_query, field
+from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
-from recollect.storage.chosen import MemoryChosen
 from recollect.storage.fields import parse_tags
-from recollect.table import LARGEST_CAPACITY, Table, WhereLike
-from recollect.waiting import Blocked
+from recollect.storage.memory.chosen import MemoryChosen
+from recollect.table.checks import check_versions
+from recollect.table.inserts import NewInsert, try_insert
+from recollect.table.table import LARGEST_CAPACITY, Table, WhereLike
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.persistence import RolloutMember
 
 if TYPE_CHECKING:
-    from recollect.durability.journal_open import OpenJournal
+    from recollect.durability.journal.open_journal import OpenJournal
     from recollect.rollouts.journaled import JournaledRollouts
 
 Keys = NDArray[np.uint64]
@@ -134,7 +134,7 @@ class Core:
         self.by_id: dict[str, int] = {}
         self.blobs = Blobs(None if self.table._shared is None else self.table._shared.blobs)
         self.accounts = Accounts()
-        self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judging.py
+        self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
         self.keeping = False  # whether trained groups stay until `rewinding.forget_trained`
         self.archived = self.archive  # whether there may be trained groups: rows do not say it

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect import kernels
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column, Rows, Stored
 from recollect.errors import InvalidValue, SchemaError, shown
-from recollect.query import FieldType
-from recollect.ragged import Ragged
+from recollect.kernels import load as kernels
 from recollect.rollouts.blobs import digest
-from recollect.rollouts.cells import (
+from recollect.rollouts.cell_columns import (
     FLOAT32,
     INT8,
     INT32,
@@ -41,7 +41,7 @@ from recollect.rollouts.cells import (
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import FINISH_REASONS, Rollout, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
-from recollect.schema import Column, Rows, Stored
+from recollect.rules.query import FieldType
 from recollect.storage.fields import check_value
 
 Array = NDArray[Any]

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, TableClosed, UnknownKey
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
 from recollect.storage.base import Chosen
-from recollect.waiting import TaskWaiter, ThreadWaiter, Waiter
+from recollect.table.waiting import TaskWaiter, ThreadWaiter, Waiter
 
 KEPT = 1024  # unread events that hold their group, unless a reader says otherwise
 LEAVING = ("taken", "confirmed", "expired", "discarded")

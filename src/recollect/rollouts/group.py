@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, overload
 
-from recollect.arguments import many
+from recollect.base.arguments import many
 from recollect.errors import InvalidValue, shown
-from recollect.rollouts.checks import Blobs, blobs_of, named, same_arrays, tokens_of
 from recollect.rollouts.rollout import NO_TOKENS, Rollout, Status, group_status, new_id
+from recollect.rollouts.values import Blobs, blobs_of, named, same_arrays, tokens_of
 
 
 class Group(MutableSequence[Rollout]):

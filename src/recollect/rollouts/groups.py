@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect import kernels
-from recollect.arguments import many
-from recollect.batch import Batch
-from recollect.info import Info, LeaseLike
-from recollect.ragged import Ragged
+from recollect.base.arguments import many
+from recollect.data.batch import Batch
+from recollect.data.info import Info, LeaseLike
+from recollect.data.ragged import Ragged
+from recollect.kernels import load as kernels
 from recollect.rollouts.encoding import ARRAYS
 from recollect.rollouts.group import Group
-from recollect.rollouts.prompts import visible
+from recollect.rollouts.public_batch import visible
 from recollect.rollouts.rollout import CODES, NO_TOKENS, STATUSES, Rollout, Status
 from recollect.storage.buffers import BufferPool
 
@@ -132,21 +132,21 @@ class Groups(Sequence[Group]):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict per rollout; `from_dicts` makes groups of them again."""
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.to_dicts(self)
+        return tabular.to_dicts(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row per rollout; `from_pandas` makes groups of it again."""
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.to_pandas(self)
+        return tabular.to_pandas(self)
 
     def to_dataset(self) -> Any:
         """A Hugging Face dataset with a row per rollout; `from_dataset` makes groups of it."""
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.to_dataset(self)
+        return tabular.to_dataset(self)
 
     @staticmethod
     def from_dicts(rows: Iterable[Mapping[str, Any]]) -> list[Group]:
@@ -157,23 +157,23 @@ class Groups(Sequence[Group]):
         >>> rc.Groups.from_dicts([{**row, "group_id": "g"}, {**row, "group_id": "g"}])
         [Group('g', task='default', 2 rollouts, COMPLETED)]
         """
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.from_dicts(rows)
+        return tabular.from_dicts(rows)
 
     @staticmethod
     def from_pandas(frame: pd.DataFrame) -> list[Group]:
         """Groups to put, of a DataFrame with a row per rollout."""
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.from_pandas(frame)
+        return tabular.from_pandas(frame)
 
     @staticmethod
     def from_dataset(dataset: Any) -> list[Group]:
         """Groups to put, of a Hugging Face dataset with a row per rollout."""
-        from recollect.rollouts import conversions
+        from recollect.rollouts import tabular
 
-        return conversions.from_dataset(dataset)
+        return tabular.from_dataset(dataset)
 
     def __repr__(self) -> str:
         rows = self._whole.info.row_offsets

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from recollect.durability.journal import as_journal
-from recollect.durability.journal_open import OpenJournal
-from recollect.durability.journal_records import BLOBS, Section
-from recollect.durability.journal_table import JournaledTable
+from recollect.durability.journal.journal import as_journal
+from recollect.durability.journal.open_journal import OpenJournal
+from recollect.durability.journal.records import BLOBS, Section
 from recollect.rollouts import persistence
+from recollect.table.journaled import JournaledTable
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
-    from recollect.table import Table
+    from recollect.table.table import Table
 
 
 class JournaledRollouts(JournaledTable):

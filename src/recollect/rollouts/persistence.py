@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from recollect.arrow import ArrowBatch
-from recollect.batch import Batch
+from recollect.data.arrow import ArrowBatch
+from recollect.data.batch import Batch
 from recollect.durability.format import stream_of
-from recollect.durability.ledger import parts
-from recollect.durability.members import Captured, TableMember
-from recollect.durability.reading import Loaded, load_snapshot
-from recollect.durability.snapshot import SavedSnapshot, save_snapshot
+from recollect.durability.snapshot.ledger import parts
+from recollect.durability.snapshot.members import Captured, TableMember
+from recollect.durability.snapshot.reader import Loaded, load_snapshot
+from recollect.durability.snapshot.saver import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.annotations import PLACES
 from recollect.rollouts.blobs import digest
 from recollect.rollouts.encoding import ARRAYS, Entry, tally
-from recollect.rollouts.rewinding import Line
+from recollect.rollouts.rewind import Line
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages
 from recollect.rollouts.staleness import FIRST_STEP
-from recollect.storage.capture import Saved, saved_of
+from recollect.storage.memory.capture import Saved, saved_of
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
@@ -225,7 +225,7 @@ def _digests(batch: Batch, item: int, first: int, last: int) -> dict[str, None]:
 
 def _inserted_at(core: Core, keys: Any) -> list[float]:
     """When groups were put; a storage that does not tell says now."""
-    from recollect.storage.memory import MemoryStorage
+    from recollect.storage.memory.storage import MemoryStorage
 
     storage = core.storage
     if not isinstance(storage, MemoryStorage):

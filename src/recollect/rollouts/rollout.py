@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
-from recollect.rollouts.checks import (
+from recollect.rollouts.values import (
     LARGEST_COUNT,
     Blobs,
     any_array,

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many, text, time_span, whole
+from recollect.base.arguments import many, text, time_span, whole
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Rows
 from recollect.errors import BufferFull, NeverPossible
-from recollect.ragged import Ragged
 from recollect.rollouts.encoding import ARRAYS, Encoded
-from recollect.rollouts.expiring import as_rows, expire_due
+from recollect.rollouts.expiry import as_rows, expire_due
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.verbs import Verb
-from recollect.schema import Rows
-from recollect.selectors import Fifo
-from recollect.storage.memory import MemoryStorage
-from recollect.waiting import Blocked
+from recollect.rules.selectors import Fifo
+from recollect.storage.memory.storage import MemoryStorage
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core

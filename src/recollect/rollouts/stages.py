@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import text, time_span, whole
+from recollect.base.arguments import text, time_span, whole
+from recollect.data.info import Lease
+from recollect.data.schema import Stored
 from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
-from recollect.info import Lease
 from recollect.rollouts.annotations import NEVER_LATER, PLACES, Filling, fill
-from recollect.rollouts.cells import Cells
+from recollect.rollouts.cell_columns import Cells
 from recollect.rollouts.encoding import ARRAYS, Entry
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.taking import lease_span
+from recollect.rollouts.takes import lease_span
 from recollect.rollouts.verbs import Verb, run, run_async
-from recollect.schema import Stored
-from recollect.waiting import Blocked
+from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core

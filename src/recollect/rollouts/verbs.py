@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from recollect.table import Table
-from recollect.waiting import Room
+from recollect.table.table import Table
+from recollect.table.waiting import Room
 
 T = TypeVar("T")
 

@@ -10,15 +10,15 @@ take their turns in a random order. `simulate` runs a training on simulated engi
 
 from typing import TYPE_CHECKING, Any
 
-from recollect.simulation.clock import VirtualClock
-from recollect.simulation.loop import Standstill, VirtualLoop
 from recollect.simulation.report import Report, TaskReport, render
-from recollect.simulation.running import in_thread, run
 from recollect.simulation.scenario import Scenario, TaskModel
-from recollect.simulation.shuffling import ShufflingLoop
+from recollect.simulation.shuffled_loop import ShufflingLoop
+from recollect.simulation.virtual_clock import VirtualClock
+from recollect.simulation.virtual_loop import Standstill, VirtualLoop
+from recollect.simulation.virtual_run import in_thread, run
 
 if TYPE_CHECKING:
-    from recollect.simulation.simulating import simulate
+    from recollect.simulation.simulator import simulate
 
 __all__ = [
     "Report",
@@ -39,7 +39,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Whoever only needs a clock does not load what is simulated on it."""
     if name == "simulate":
-        from recollect.simulation.simulating import simulate
+        from recollect.simulation.simulator import simulate
 
         return simulate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

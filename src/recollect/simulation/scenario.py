@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from recollect.arguments import flag, time_span, whole
+from recollect.base.arguments import flag, time_span, whole
 from recollect.config import Source, load_mapping, rule_from_config
 from recollect.errors import ConfigError, InvalidValue, shown
 from recollect.rollouts.staleness import Staleness

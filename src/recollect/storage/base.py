@@ -13,7 +13,7 @@ storage returns a `Shared` from `open`, and the table hands it its `Sharing` in 
   now, at its end it writes down what `sharing.tallies` says has changed, and commits. So the
   table's own code counts in plain attributes, on every storage.
 - Leases and requests live in the storage: `Shared.leases` and `Shared.requests` have the verbs of
-  `recollect.leases.Leases` and `recollect.requests.Requests`.
+  `recollect.base.leases.Leases` and `recollect.base.requests.Requests`.
 - `sharing.committed` comes after a commit and still under the lock: only then are followers told.
   `sharing.dropped` says that a transaction came to nothing.
 - `Shared.listen` makes sure that changes of other processes arrive as `sharing.changed`; the
@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.batch import Batch
-from recollect.clock import Clock
+from recollect.base.clock import Clock
+from recollect.data.batch import Batch
+from recollect.data.schema import Rows, Schema
 from recollect.errors import UnknownKey
-from recollect.query import FieldType, Query
-from recollect.schema import Rows, Schema
-from recollect.selectors import Selector
+from recollect.rules.query import FieldType, Query
+from recollect.rules.selectors import Selector
 from recollect.storage.fields import FieldValue
 
 if TYPE_CHECKING:
-    from recollect.leases import LeaseBook
-    from recollect.requests import RequestBook
+    from recollect.base.leases import LeaseBook
+    from recollect.base.requests import RequestBook
 
 Keys = NDArray[np.uint64]
 Array = NDArray[Any]

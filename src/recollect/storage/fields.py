@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
-from recollect.kernels import load
-from recollect.query import FieldType, FieldValues
-from recollect.query.tree import KEYWORDS
+from recollect.kernels.load import load
+from recollect.rules.query import FieldType, FieldValues
+from recollect.rules.query.expression import KEYWORDS
 
 Array = NDArray[Any]
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.schema import Schema
 from recollect.errors import SchemaError
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
-from recollect.schema import Schema
 from recollect.storage.buffers import BufferPool
 from recollect.storage.rows import Allocate
 

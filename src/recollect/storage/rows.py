@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column, Rows, Schema
 from recollect.kernels import layout
-from recollect.ragged import Ragged
-from recollect.schema import Column, Rows, Schema
 from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
-from recollect.storage.helping import SharedCopy
+from recollect.storage.copy_thread import SharedCopy
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

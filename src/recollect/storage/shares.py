@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.selectors import Mixed, Selector
+from recollect.rules.selectors import Mixed, Selector
 
 # What each selector of a mixture is still owed. Removers have their own account.
 Credits = dict[tuple[Mixed, bool], NDArray[np.float64]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from recollect.testing.querying import QueryTests
-from recollect.testing.rollouts import RolloutTests
-from recollect.testing.selecting import SelectorTests
-from recollect.testing.storing import PayloadTests
-from recollect.testing.tables import TableTests
+from recollect.testing.payload_suite import PayloadTests
+from recollect.testing.query_suite import QueryTests
+from recollect.testing.rollout_suite import RolloutTests
+from recollect.testing.selector_suite import SelectorTests
+from recollect.testing.table_suite import TableTests
 
 
 class StorageConformance(SelectorTests, QueryTests, TableTests, PayloadTests, RolloutTests):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import recollect as rc
-from recollect.selectors import ages
+from recollect.rules.selectors import ages
 from recollect.storage.base import Storage
 from recollect.testing.cases import (
     CHANCES,

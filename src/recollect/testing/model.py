@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import recollect as rc
-from recollect.selectors import Ordered
+from recollect.rules.selectors import Ordered
 
 Predicate = Callable[["Item"], bool]
 NEVER, BLOCKED, GO = rc.NeverPossible, rc.WaitTimeout, None

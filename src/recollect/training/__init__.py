@@ -10,7 +10,6 @@ from recollect.training.advantages import (
     Rloo,
     advantages,
 )
-from recollect.training.drawing import Mode, Queue, Replay
 from recollect.training.filters import (
     Filter,
     Filtered,
@@ -32,7 +31,8 @@ from recollect.training.packing import Pack, Packed, pack
 from recollect.training.preparation import DataPreparation, Packing
 from recollect.training.selection import Selection, select
 from recollect.training.sinks import DictSink, PrometheusSink, Sink, TensorBoardSink
-from recollect.training.steps import RankBatch
+from recollect.training.sources import Mode, Queue, Replay
+from recollect.training.train_step import RankBatch
 
 __all__ = [
     "Advantage",

@@ -10,13 +10,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recollect.base.optional import optional
 from recollect.config import Source, load_mapping
 from recollect.errors import InvalidValue, shown
-from recollect.optional import optional
 from recollect.rollouts.group import Group
 from recollect.training.metrics import stored
 from recollect.training.preparation import DataPreparation
-from recollect.training.steps import RankBatch
+from recollect.training.train_step import RankBatch
 
 AT_ONCE = 10_000  # calls that may wait in the actor at the same time
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, shown
 from recollect.training.selection import Flags, Floats, Ints, Rollouts, select, sums
 

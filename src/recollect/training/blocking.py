@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recollect.base.threads import BlockingFace
 from recollect.errors import InvalidValue
-from recollect.looping import BlockingFace
 from recollect.rollouts.group import Group
-from recollect.training.steps import RankBatch
+from recollect.training.train_step import RankBatch
 
 if TYPE_CHECKING:
     from recollect.training.preparation import DataPreparation

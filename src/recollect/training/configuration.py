@@ -10,9 +10,9 @@ from recollect import config as base
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.staleness import Staleness
 from recollect.training.advantages import KINDS, Advantage
-from recollect.training.drawing import Mode
 from recollect.training.filters import Filter
 from recollect.training.preparation import DataPreparation, Packing
+from recollect.training.sources import Mode
 
 
 def preparation_from_config(config: base.Source) -> DataPreparation:

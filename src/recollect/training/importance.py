@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.ragged import Ragged
 from recollect.errors import InvalidValue, shown
-from recollect.ragged import Ragged
 from recollect.training.selection import Flags, Floats, Rollouts, Selection, select, sums
 
 LEVELS = ("token", "sequence", "geometric")

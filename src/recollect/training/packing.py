@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect import kernels
-from recollect.arguments import whole
+from recollect.base.arguments import whole
+from recollect.data.ragged import Ragged, offsets_of
 from recollect.errors import InvalidValue, shown
-from recollect.ragged import Ragged, offsets_of
+from recollect.kernels import load as kernels
 from recollect.storage.buffers import BufferPool
 from recollect.training.advantages import Advantages
 from recollect.training.selection import ARRAYS, Floats, Ints, Rollouts, Selection, select

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from recollect import kernels
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
+from recollect.kernels import load as kernels
 from recollect.rollouts.buffer import RolloutBuffer
-from recollect.rollouts.drawing import ANY, Drawing
 from recollect.rollouts.group import Group
-from recollect.rollouts.taking import checked_sizes
+from recollect.rollouts.takes import checked_sizes
+from recollect.rollouts.train_groups import ANY, Drawing
 from recollect.training.advantages import Advantage, advantages, rule_of
-from recollect.training.drawing import Drawn, Mode, Queue, drawn_of, joined
 from recollect.training.filters import Filter, Filtered, apply_filters
 from recollect.training.metrics import Window, stored, trained
 from recollect.training.packing import BALANCE, QUADRATIC_AT, TOO_LONG, pack
 from recollect.training.selection import Selection
 from recollect.training.sinks import Sink
-from recollect.training.steps import JOINS, RankBatch, Reports, Step, check_saved
+from recollect.training.sources import Drawn, Mode, Queue, drawn_of, joined
+from recollect.training.train_step import JOINS, RankBatch, Reports, Step, check_saved
 
 if TYPE_CHECKING:
     from recollect.training.blocking import BlockingPreparation

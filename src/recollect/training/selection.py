@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.arguments import many
-from recollect.batch import Batch
-from recollect.columns import ColumnData
+from recollect.base.arguments import many
+from recollect.data.batch import Batch
+from recollect.data.columns import ColumnData
+from recollect.data.info import Info
+from recollect.data.ragged import Ragged, offsets_of
 from recollect.errors import InvalidValue, shown
-from recollect.info import Info
-from recollect.ragged import Ragged, offsets_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Rollout
@@ -245,7 +245,7 @@ class Selection:
     @cached_property
     def oldest_versions(self) -> Ints:
         """The lowest version of a token in each trajectory, -1 where no token has one."""
-        from recollect import kernels
+        from recollect.kernels import load as kernels
 
         versions = self._ragged("versions")
         lowest = np.empty(self.rows, np.int64)

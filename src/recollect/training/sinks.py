@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from recollect.optional import optional
+from recollect.base.optional import optional
 
 NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 

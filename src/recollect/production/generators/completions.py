@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from recollect.base.optional import optional
 from recollect.errors import GenerationError, InvalidValue, shown
-from recollect.optional import optional
 
 if TYPE_CHECKING:
     import aiohttp

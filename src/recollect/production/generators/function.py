@@ -9,7 +9,7 @@ from typing import Self
 
 from recollect.errors import GenerationError, InvalidValue, shown
 from recollect.production.generators.base import to_generate
-from recollect.production.generators.members import abort, begin, stamp, together
+from recollect.production.generators.life_cycle import abort, begin, stamp, together
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
 

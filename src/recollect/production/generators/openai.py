@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from recollect.arguments import many
+from recollect.base.arguments import many
 from recollect.errors import GenerationError, InvalidValue, shown
 from recollect.production.generators.base import to_generate
 from recollect.production.generators.completions import (
@@ -24,11 +24,11 @@ from recollect.production.generators.completions import (
     Unavailable,
     reported_version,
 )
-from recollect.production.generators.members import abort, begin, doubt, fail, grow, together
-from recollect.production.generators.retrying import Retries
-from recollect.rollouts.checks import tokens_of
+from recollect.production.generators.life_cycle import abort, begin, doubt, fail, grow, together
+from recollect.production.generators.retries import Retries
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
+from recollect.rollouts.values import tokens_of
 
 Sampling = Mapping[str, Any] | Callable[[Group, Rollout], Mapping[str, Any]]
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from recollect.base.optional import optional
 from recollect.errors import GenerationError, shown
-from recollect.optional import optional
 from recollect.production.generators.base import Generator
 from recollect.rollouts.group import Group
 

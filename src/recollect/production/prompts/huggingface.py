@@ -6,7 +6,7 @@ from typing import Any
 
 from recollect.errors import InvalidValue, shown
 from recollect.production.prompts.indexed import IndexedPrompts
-from recollect.production.prompts.reading import Reading
+from recollect.production.prompts.source_rows import Reading
 
 
 class HuggingFacePrompts(IndexedPrompts):

@@ -15,12 +15,12 @@ from typing import Any
 
 import xxhash
 
-from recollect.arguments import whole
+from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, OutOfPrompts, SnapshotError, shown
 from recollect.production.prompts.base import prompt_of
-from recollect.production.prompts.reading import Reading
+from recollect.production.prompts.epoch_order import order_of
 from recollect.production.prompts.saved import Saved, from_saved, reference, to_saved
-from recollect.production.prompts.shuffling import order_of
+from recollect.production.prompts.source_rows import Reading
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue
 from recollect.production.prompts.indexed import IndexedPrompts
-from recollect.production.prompts.reading import Reading
+from recollect.production.prompts.source_rows import Reading
 
 CHUNK = 4 << 20  # bytes that are looked at together
 

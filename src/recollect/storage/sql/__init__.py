@@ -8,7 +8,7 @@ SQL), `payload.py` (Arrow bytes), `books.py` (leases and requests), `listening.p
 hears of another).
 """
 
-from recollect.optional import optional
+from recollect.base.optional import optional
 
 optional("sqlalchemy", "sql")  # what follows needs it
 

@@ -12,12 +12,12 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from recollect.info import Lease
-from recollect.leases import Held, not_held, number_of
-from recollect.requests import PER_PRODUCER, PRODUCERS, Request, too_old
+from recollect.base.leases import Held, not_held, number_of
+from recollect.base.requests import PER_PRODUCER, PRODUCERS, Request, too_old
+from recollect.data.info import Lease
+from recollect.storage.sql.escapes import from_text, to_text
 from recollect.storage.sql.statements import KEYED, Statements
 from recollect.storage.sql.tables import blobs, leases, requests
-from recollect.storage.sql.text import from_text, to_text
 from recollect.storage.sql.transactions import Transactions
 
 Keys = NDArray[np.uint64]
@@ -57,7 +57,7 @@ class SqlLeases:
         self._hiding = None
         self._hidden = []
 
-    # -- the verbs of recollect.leases.Leases ------------------------------------------------------
+    # -- the verbs of recollect.base.leases.Leases ----------------------------------------------
     def __len__(self) -> int:
         query = sa.select(sa.func.count()).select_from(leases).where(self._mine)
         return int(self._run(query).scalar_one())

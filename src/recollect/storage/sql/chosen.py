@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.batch import Batch
-from recollect.info import Info
+from recollect.data.batch import Batch
+from recollect.data.info import Info
 from recollect.storage.base import Keys
 from recollect.storage.rows import Allocate
-from recollect.storage.sql.payload import Codec
-from recollect.storage.sql.text import from_text
+from recollect.storage.sql.escapes import from_text
+from recollect.storage.sql.item_bytes import Codec
 
 Array = NDArray[Any]
 

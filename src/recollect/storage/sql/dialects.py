@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
+from recollect.base.optional import optional
 from recollect.errors import StorageError
-from recollect.optional import optional
 
 Values = Mapping[str, list[Any]]
 

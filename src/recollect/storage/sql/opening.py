@@ -14,7 +14,7 @@ from recollect.storage.base import Layout
 from recollect.storage.fields import BUILT_IN
 from recollect.storage.sql import tables
 from recollect.storage.sql.database import Database
-from recollect.storage.sql.text import to_text
+from recollect.storage.sql.escapes import to_text
 
 COUNTER_BITS = 44
 ORIGIN_BITS = 19  # one less than others have: so a key fits into a signed number

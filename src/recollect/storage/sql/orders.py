@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from recollect.selectors import Ordered, Prioritized, Selector, parts_of
+from recollect.rules.selectors import Ordered, Prioritized, Selector, parts_of
 from recollect.storage.sql.dialects import Dialect
 from recollect.storage.sql.opening import Opened
 from recollect.storage.sql.tables import NEVER_ABSENT, index_on

@@ -12,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from recollect.query import Query
+from recollect.rules.query import Query
 from recollect.storage.base import Keys
 from recollect.storage.sql.transactions import Transactions
 from recollect.storage.sql.where import condition

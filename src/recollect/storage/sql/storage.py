@@ -11,10 +11,10 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from recollect.arguments import time_span
+from recollect.base.arguments import time_span
+from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue, StorageError
-from recollect.schema import Rows, Schema
-from recollect.selectors import Mixed, Ordered, Selector, Smallest
+from recollect.rules.selectors import Mixed, Ordered, Selector, Smallest
 from recollect.storage.base import (
     Chosen,
     Contended,
@@ -27,20 +27,20 @@ from recollect.storage.base import (
 )
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlBlobs, SqlLeases, SqlRequests
-from recollect.storage.sql.choosing import WHOLE, Choosing
+from recollect.storage.sql.choice import WHOLE, Choosing
 from recollect.storage.sql.chosen import Gone, SqlChosen
-from recollect.storage.sql.columns import schemas_from_json, schemas_to_json
 from recollect.storage.sql.database import PATIENCE, Database
-from recollect.storage.sql.leaving import Leaving
-from recollect.storage.sql.listening import Listener, PostgresListener, SqliteListener
+from recollect.storage.sql.departures import Leaving
+from recollect.storage.sql.escapes import from_text
+from recollect.storage.sql.item_bytes import Codec
+from recollect.storage.sql.listener import Listener, PostgresListener, SqliteListener
 from recollect.storage.sql.opening import Opened, open_table
 from recollect.storage.sql.orders import Indexes
-from recollect.storage.sql.payload import Codec
-from recollect.storage.sql.state import State
+from recollect.storage.sql.schema_text import schemas_from_json, schemas_to_json
 from recollect.storage.sql.statements import MEASURED, Statements, Wanted, numbers_of
-from recollect.storage.sql.text import from_text
+from recollect.storage.sql.table_row import State
 from recollect.storage.sql.transactions import Transactions
-from recollect.storage.sql.writing import Writing
+from recollect.storage.sql.writes import Writing
 
 Ints = NDArray[np.int64]
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from recollect.errors import StorageError
-from recollect.query import FieldType
+from recollect.rules.query import FieldType
 from recollect.storage.fields import BUILT_IN
 from recollect.storage.sql.dialects import Dialect
 

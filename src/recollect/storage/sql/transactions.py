@@ -14,13 +14,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from recollect.clock import SystemClock
+from recollect.base.clock import SystemClock
 from recollect.errors import RecollectError, StorageError
 from recollect.storage.base import Sharing, Tallies
-from recollect.storage.sql import state as rows
+from recollect.storage.sql import table_row
 from recollect.storage.sql.database import Database
 from recollect.storage.sql.failures import is_lost, translated
-from recollect.storage.sql.state import State
+from recollect.storage.sql.table_row import State
 
 
 class Transactions:
@@ -44,9 +44,9 @@ class Transactions:
         self._refresh = refresh
         dialect, both = database.dialect, (True, False)
         self._tells = dialect.told() is not None
-        self._reading = {alone: rows.reading(dialect, alone=alone) for alone in both}
+        self._reading = {alone: table_row.reading(dialect, alone=alone) for alone in both}
         self._writing = {
-            (alone, telling): rows.writing(dialect, alone=alone, telling=telling)
+            (alone, telling): table_row.writing(dialect, alone=alone, telling=telling)
             for alone in both
             for telling in ((True, False) if self._tells else (False,))
         }
@@ -72,7 +72,7 @@ class Transactions:
         self.alone = alone or not self.database.dialect.shares
         query = self._reading[self.alone]
         self.state = self.database.begin(
-            lambda connection: rows.read(connection, query, self.number)
+            lambda connection: table_row.read(connection, query, self.number)
         )
         if not self.alone and self._is_due():
             self.database.rollback()
@@ -157,7 +157,9 @@ class Transactions:
                 text = json.dumps([self.name, os.getpid(), arrivals, departures, alarms])
                 message = {"channel": self.channel, "message": text}
             statement = self._writing[self.alone, telling]
-            rows.write(self.connection, statement, self.number, self._before, self.state, message)
+            table_row.write(
+                self.connection, statement, self.number, self._before, self.state, message
+            )
 
 
 class _Turn(AbstractContextManager[Any]):

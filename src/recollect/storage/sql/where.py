@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from recollect.errors import QueryError
-from recollect.query import And, Compare, IsIn, Not, Or, Query
+from recollect.rules.query import And, Compare, IsIn, Not, Or, Query
 from recollect.storage.sql.dialects import Dialect
-from recollect.storage.sql.text import to_text
+from recollect.storage.sql.escapes import to_text
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1  # of a column of whole numbers
 

@@ -1,0 +1,1 @@
+"""What travels: columns, batches, schemas, and the Arrow encoding of them."""

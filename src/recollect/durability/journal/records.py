@@ -1,0 +1,339 @@
+"""Effects as records of the journal, and back. `docs/format.md` says how they look.
+
+A record holds what happened since the last one, as of one moment for each member (a table or a
+buffer): per member one row for each effect, in order, and the rows of payload that came with
+them. It is read as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recollect.data.arrow import ArrowBatch, bytes_array
+from recollect.data.batch import Batch
+from recollect.data.columns import Columns
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Rows, Schema
+from recollect.durability.format import read_record
+from recollect.durability.format import stream_of as arrow_stream
+from recollect.durability.journal.ipc import Form, form_of, stream_of
+from recollect.durability.journal.log import Sections
+from recollect.durability.journal.payload import Payload, read_all
+from recollect.errors import JournalError, SnapshotError
+
+Array = NDArray[Any]
+Keys = NDArray[np.uint64]
+
+NO_KEYS = np.zeros(0, np.uint64)
+NO_VALUES = np.zeros(0, np.float64)
+NO_ROWS = np.zeros(0, np.int32)
+EFFECTS = [
+    ("kind", pa.string()),
+    ("position", pa.int64()),
+    ("number", pa.int64()),
+    ("at", pa.float64()),
+    ("keys", pa.large_list(pa.uint64())),
+    ("values", pa.large_list(pa.float64())),
+    ("per_item", pa.large_list(pa.int32())),
+    ("about", pa.large_string()),
+]
+
+# What happened. Those of tables are effects; the last four are no effects and have no number.
+INSERTED, REMOVED, UPDATED, AMENDED = "inserted", "removed", "updated", "amended"
+LEASED, RETURNED, ARCHIVED, COLUMNS = "leased", "returned", "archived", "columns"
+STEPS, WEIGHED, CLEARED = "steps", "weighed", "cleared"
+SAMPLED, BLOBS, STATE, RESTARTED = "sampled", "blobs", "state", "restarted"
+MARK = "mark"  # where a snapshot was captured: never written, but nothing is merged across it
+
+
+class Entry:
+    """One thing that happened to a member.
+
+    `position` counts what a member has told its journal; `number` is the effect's own.
+    """
+
+    __slots__ = (
+        "about", "at", "blobs", "keys", "kind", "late", "member", "nbytes", "number", "payload",
+        "per_item", "position", "values",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        kind: str,
+        member: int,
+        position: int,
+        *,
+        number: int = 0,
+        keys: Keys = NO_KEYS,
+        values: Array = NO_VALUES,  # priorities; how often each key was sampled
+        per_item: NDArray[np.int32] = NO_ROWS,
+        at: float = 0.0,
+        about: Mapping[str, Any] | bytes | None = None,  # bytes are JSON already
+        payload: Payload | None = None,
+        late: Payload | None = None,  # rows of items stored again; final observations of steps
+        blobs: Mapping[str, bytes] | None = None,
+        nbytes: int = 0,
+    ) -> None:
+        self.kind, self.member, self.position, self.number = kind, member, position, number
+        self.keys, self.values, self.per_item, self.at = keys, values, per_item, at
+        self.about, self.payload, self.late, self.blobs = about, payload, late, blobs
+        self.nbytes = nbytes
+
+
+# -- writing --------------------------------------------------------------------------------------
+def encode(entries: Sequence[Entry]) -> Sections:
+    """The sections of a record of these entries."""
+    members: dict[int, list[Entry]] = {}
+    for entry in entries:
+        members.setdefault(entry.member, []).append(entry)
+    sections = Sections()
+    for member, told in members.items():
+        merged = _merged(told)
+        if not merged:
+            continue
+        sections.add(f"{member}.effects", _effects(merged))
+        payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
+        for place, batch in enumerate(read_all(payloads)):
+            sections.add(f"{member}.rows.{place}", stream_of(batch, sections.size))
+            if batch.shared.columns:
+                shared = stream_of(batch.shared, sections.size)
+                sections.add(f"{member}.shared.{place}", shared)
+        late = [(e.late, e.nbytes) for e in merged if e.late is not None]
+        for place, batch in enumerate(read_all(late)):
+            sections.add(f"{member}.late.{place}", stream_of(batch, sections.size))
+        blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
+        if blobs:
+            sections.add(f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))])
+    return sections
+
+
+def _merged(entries: Sequence[Entry]) -> list[Entry]:
+    """Samples add up: they are told once, at the end or before the next mark."""
+    kept: list[Entry] = []
+    drawn: list[Entry] = []
+    for entry in entries:
+        if entry.kind == SAMPLED:
+            drawn.append(entry)
+            continue
+        if entry.kind in (MARK, STATE) and drawn:
+            kept.append(_added_up(drawn))
+            drawn = []
+        if entry.kind != MARK:
+            kept.append(entry)
+    if drawn:
+        kept.append(_added_up(drawn))
+    return kept
+
+
+def _added_up(drawn: Sequence[Entry]) -> Entry:
+    keys, times = np.unique(np.concatenate([entry.keys for entry in drawn]), return_counts=True)
+    last = drawn[-1]
+    return Entry(
+        SAMPLED, last.member, last.position, number=last.number, keys=keys,
+        values=times.astype(np.float64),
+    )  # fmt: skip
+
+
+def _effects(entries: Sequence[Entry]) -> list[Any]:
+    """A row per entry, as a stream."""
+    count = len(entries)
+    keys, key_ends = _lists([entry.keys for entry in entries], np.uint64)
+    values, value_ends = _lists([entry.values for entry in entries], np.float64)
+    rows, row_ends = _lists([entry.per_item for entry in entries], np.int32)
+    kinds = [entry.kind for entry in entries]
+    texts = [b"" if entry.about is None else _text(entry.about) for entry in entries]
+    told = np.array([entry.about is not None for entry in entries])
+    # In the order of EFFECTS, and of a list first how it is divided.
+    nodes = [
+        *(count, 0) * 5, keys.size, 0, count, 0, values.size, 0, count, 0, rows.size, 0,
+        count, count - int(told.sum()),
+    ]  # fmt: skip
+    buffers = [
+        None, _ends(kinds, np.int32), _bytes("".join(kinds).encode()),
+        None, np.array([entry.position for entry in entries], np.int64),
+        None, np.array([entry.number for entry in entries], np.int64),
+        None, np.array([entry.at for entry in entries], np.float64),
+        None, key_ends, None, keys,
+        None, value_ends, None, values,
+        None, row_ends, None, rows,
+        np.packbits(told, bitorder="little"), _ends(texts, np.int64), _bytes(b"".join(texts)),
+    ]  # fmt: skip
+    return _form_of_effects().stream(count, nodes, buffers)
+
+
+@cache
+def _form_of_effects() -> Form:
+    return form_of(pa.schema(EFFECTS))
+
+
+def _text(about: Mapping[str, Any] | bytes) -> bytes:
+    return about if isinstance(about, bytes) else json.dumps(about, default=plain).encode()
+
+
+def plain(value: Any) -> Any:
+    """What JSON does not know: arrays of fields. NaN is null, as an absent value is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            return [None if v != v else v for v in value.tolist()]
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _lists(arrays: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
+    """The values of all, and where each ends."""
+    return np.concatenate(arrays).astype(dtype, copy=False), _ends(arrays, np.int64)
+
+
+def _ends(parts: Sequence[Any], dtype: Any) -> Array:
+    ends = np.zeros(len(parts) + 1, dtype)
+    np.cumsum(list(map(len, parts)), out=ends[1:])
+    return ends
+
+
+def _bytes(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
+
+
+def _blobs(blobs: Mapping[str, bytes]) -> Any:
+    names = bytes_array([name.encode() for name in blobs], pa.large_utf8())
+    values = bytes_array(list(blobs.values()), pa.large_binary())
+    return pa.record_batch([names, values], ["name", "blob"])
+
+
+# -- reading --------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Told:
+    """One thing that happened to a member, as it was read."""
+
+    kind: str
+    position: int
+    number: int
+    keys: Keys
+    values: NDArray[np.float64]
+    per_item: NDArray[np.int32]
+    at: float
+    about: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Section:
+    """What a record tells of one member."""
+
+    effects: list[Told]
+    rows: Cursor
+    shared: Cursor
+    late: Cursor
+    blobs: dict[str, bytes]
+
+
+class Cursor:
+    """Rows of payload, handed out in the order in which they were written."""
+
+    def __init__(self, batches: Sequence[Columns]) -> None:
+        self._batches = deque(batches)
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        """How many rows may be taken at once."""
+        while self._batches and self._at >= self._batches[0]._count():
+            self._batches.popleft()
+            self._at = 0
+        return self._batches[0]._count() - self._at if self._batches else 0
+
+    def take(self, count: int) -> Columns:
+        """The next rows; those of one effect are in one batch."""
+        if count > self.left:
+            raise JournalError("a record of the journal lacks rows that it tells of")
+        begin, self._at = self._at, self._at + count
+        return between(self._batches[0], begin, self._at)
+
+
+def between(columns: Columns, begin: int, end: int) -> Columns:
+    """Some rows, in memory of their own: kernels read arrays that are aligned and contiguous."""
+    if begin == 0 and end == columns._count() and columns.__class__ is Columns:
+        return columns  # made here before
+    found: dict[str, Any] = {}
+    for name, column in columns.columns.items():
+        part = column[begin:end]
+        if isinstance(part, Ragged):
+            values = np.array(part.values)
+            found[name] = Ragged._make(values, np.ascontiguousarray(part.offsets), part.kind)
+        else:
+            found[name] = np.array(part)
+    present = {n: np.array(flags[begin:end]) for n, flags in columns.present.items()}
+    return Columns._of(found, present or None)
+
+
+def rows_of(columns: Columns, schema: Schema) -> Rows:
+    """Columns as a storage wants them; a column that came later is absent."""
+    arrays = [columns.columns.get(name) for name in schema.columns]
+    present = columns.present
+    flags = [present.get(name) for name in schema.columns]
+    return Rows(columns._count(), arrays, flags, list(schema.columns))
+
+
+def decode(payload: memoryview) -> tuple[int, dict[int, Section]]:
+    """The number of a record, and what it tells of each member."""
+    try:
+        header, sections = read_record(payload)
+        members = sorted({int(name.partition(".")[0]) for name in sections})
+        return header["number"], {member: _section(member, sections) for member in members}
+    except (SnapshotError, KeyError, ValueError, pa.ArrowException) as error:
+        raise JournalError(f"a record of the journal cannot be read: {error}") from None
+
+
+def _section(member: int, sections: Mapping[str, Any]) -> Section:
+    blobs = {}
+    if f"{member}.blobs" in sections:
+        batch = sections[f"{member}.blobs"]
+        names = batch.column("name").to_pylist()
+        blobs = dict(zip(names, batch.column("blob").to_pylist(), strict=True))
+    return Section(
+        list(_told(sections[f"{member}.effects"])),
+        Cursor(_batches(sections, f"{member}.rows")),
+        Cursor(_batches(sections, f"{member}.shared")),
+        Cursor(_batches(sections, f"{member}.late")),
+        blobs,
+    )
+
+
+def _batches(sections: Mapping[str, Any], name: str) -> list[Columns]:
+    found: list[Columns] = []
+    while f"{name}.{len(found)}" in sections:
+        found.append(Batch.from_arrow(ArrowBatch(sections[f"{name}.{len(found)}"])))
+    return found
+
+
+def _told(batch: Any) -> Iterator[Told]:
+    plain_columns = {n: batch.column(n).to_pylist() for n in ("kind", "position", "number", "at")}
+    about = batch.column("about").to_pylist()
+    keys, values, rows = (_arrays(batch.column(n)) for n in ("keys", "values", "per_item"))
+    for place, text in enumerate(about):
+        yield Told(
+            plain_columns["kind"][place],
+            plain_columns["position"][place],
+            plain_columns["number"][place],
+            keys[place],
+            values[place],
+            rows[place],
+            plain_columns["at"][place],
+            {} if text is None else json.loads(text),
+        )
+
+
+def _arrays(column: Any) -> list[Array]:
+    offsets = column.offsets.to_numpy()
+    values = np.array(column.values.to_numpy())
+    return [values[offsets[i] : offsets[i + 1]] for i in range(len(column))]

@@ -1,0 +1,1 @@
+"""What deals in addresses and LLVM: compiling, memory by address, vector arithmetic."""

@@ -1,0 +1,1 @@
+"""Many ranks: shards, sets of shards, and checkpoints that ranks agree on."""

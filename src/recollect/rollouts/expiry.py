@@ -1,0 +1,348 @@
+"""Expiring: what happens to groups at a train step for which they are too old.
+
+Each group has one number, the step at which its first rollout expires. `expire_due` asks the
+storage for the groups that have reached theirs, through an order by that number, and then
+works on the columns of just those: it clears the rows of stale rollouts, or lets groups leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.base.arguments import whole
+from recollect.data.batch import Batch
+from recollect.data.columns import Columns
+from recollect.data.ragged import Ragged, offsets_of
+from recollect.data.schema import Rows, Stored, row_payload
+from recollect.rollouts.encoding import (
+    ARRAYS,
+    ROWS,
+    encode,
+    newest_trainable,
+    oldest_versions,
+    rows_in,
+)
+from recollect.rollouts.events import Left, events_of
+from recollect.rollouts.group import Group
+from recollect.rollouts.groups import finished
+from recollect.rollouts.rollout import CODES, STATUSES, Status, group_status
+from recollect.rollouts.staleness import NEVER, NONE, Staleness
+from recollect.rollouts.verbs import Verb
+from recollect.storage.fields import ABSENT_INT
+from recollect.table.effects import Amended, Updated
+
+if TYPE_CHECKING:
+    from recollect.rollouts.core import Core
+
+Ints = NDArray[np.int64]
+Keys = NDArray[np.uint64]
+Mask = NDArray[np.bool_]
+
+EXPIRED = CODES[Status.EXPIRED]
+CLEARED = (
+    "logprobs", "loss_mask", "versions", "reward", "finish_reason", "error", "rewards", "turns",
+)  # fmt: skip
+
+
+def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
+    """The trainer goes on: what is too old for the step expires."""
+    step = whole("train_step", train_step, 1)
+
+    def attempt() -> dict[str, int]:
+        return advance_to(core, step)
+
+    return Verb(attempt, core.table._gate.arrivals, None, "advance")
+
+
+def advance_to(core: Core, step: int | None) -> dict[str, int]:
+    """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
+    if step is None or step <= core.train_step:
+        return expire_due(core)
+    core.train_step = step
+    expired = expire_due(core)
+    core.accounts.judge(core.accounts.tasks())
+    return expired
+
+
+def expire_due(core: Core) -> dict[str, int]:
+    """Expire what is due; returns how many groups newly expired, by task."""
+    keys = core.storage.hide_up_to("expires", core.train_step)
+    return _expire(core, keys) if keys.size else {}
+
+
+def verdict(rule: Staleness, attempt: int) -> str | None:
+    """Why a group with a stale rollout leaves, None where it is retried."""
+    if rule.on_expire == "discard":
+        return "expired"
+    if rule.max_retries is not None and attempt >= rule.max_retries:
+        return "retries"
+    return None
+
+
+# -- which rows ---------------------------------------------------------------------------------
+def row_expiry(
+    columns: Sequence[Stored], present: Sequence[Mask | None], rule: Staleness
+) -> tuple[Ints, Ints]:
+    """The version that counts for each row, and the step at which the row expires.
+
+    Columns are in the order of `ROWS`.
+    """
+    response, versions, stamp, dispatch = columns[0], columns[3], columns[4], columns[5]
+    assert isinstance(response, Ragged)
+    assert isinstance(stamp, np.ndarray)
+    assert isinstance(dispatch, np.ndarray)
+    oldest = stamp
+    if isinstance(versions, Ragged):
+        oldest = np.where(stamp >= 0, stamp, oldest_versions(versions))
+    newest = None
+    if rule.max_token_staleness is not None:
+        newest = newest_trainable(columns, present, response.offsets)
+    return rule.versions_of(oldest, dispatch), rule.expiry(oldest, dispatch, newest)
+
+
+def stale_rows(
+    columns: Sequence[Stored], present: Sequence[Mask | None], rule: Staleness, train_step: int
+) -> list[bool]:
+    """Which rollouts of one group are too old at a train step."""
+    stale: list[bool] = (row_expiry(columns, present, rule)[1] <= train_step).tolist()
+    return stale
+
+
+def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts: Any) -> None:
+    """The masks of stored groups are others now: so may be the steps at which they expire."""
+    assert rows.present is not None
+    expires = np.empty(keys.size, np.int64)
+    for task in dict.fromkeys(tasks):
+        steps = row_expiry(rows.columns, rows.present, core.rules[task])[1]
+        here = np.array([each == task for each in tasks])
+        expires[here] = np.minimum.reduceat(steps, starts[:-1])[here]
+    fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
+    core.storage.update(keys, fields)
+    core.table._effects.emit(Updated, keys, fields)
+    expire_due(core)
+
+
+class _Due:
+    """The groups that are due, as columns: what is stale in them, and what becomes of the rest."""
+
+    def __init__(self, core: Core, batch: Batch) -> None:
+        info = batch.info
+        self.names = list(batch.columns)
+        self.columns: list[Stored] = list(batch.columns.values())
+        self.present: list[Mask | None] = [batch.present.get(name) for name in self.names]
+        self.starts = info.row_offsets
+        self.tasks: list[str] = info.task.tolist()
+        rows = batch.rows
+        self.stale = np.zeros(rows, np.bool_)
+        versions, steps = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        of_row = np.repeat(np.arange(info.keys.size), np.diff(self.starts))
+        for task in dict.fromkeys(self.tasks):
+            rule = core.rules[task]
+            here = np.array([each == task for each in self.tasks])[of_row]
+            counted, expiry = row_expiry(self.columns, self.present, rule)
+            versions[here], steps[here] = counted[here], expiry[here]
+        self.stale = steps <= core.train_step
+        tried: Any = batch.columns["attempt"]
+        attempts = np.where(self.stale, tried, -1)
+        self.attempt = np.maximum.reduceat(attempts, self.starts[:-1])
+        versions = np.where(self.stale | (versions < 0), NEVER, versions)
+        left = np.minimum.reduceat(versions, self.starts[:-1])
+        self.version = np.where(left < NEVER, left, NONE)
+        steps = np.where(self.stale, NEVER, steps)
+        self.expires = np.minimum.reduceat(steps, self.starts[:-1])
+        codes: Any = batch.columns["status"]
+        self.counted = np.logical_or.reduceat(codes == EXPIRED, self.starts[:-1])
+        segments: Any = batch.columns["segment"]
+        self.cut = np.maximum.reduceat(segments, self.starts[:-1]) > 0
+
+    def statuses(self, codes: Any) -> list[Status]:
+        """The status of each group, from the codes of its rows."""
+        of_rows = [STATUSES[code] for code in codes.tolist()]
+        return [group_status(of_rows[a:b]) for a, b in pairwise(self.starts.tolist())]
+
+
+def _expire(core: Core, keys: Keys) -> dict[str, int]:
+    """Hidden groups are due: each is retried, or leaves."""
+    batch = core.storage.get(keys, None).read(np.empty)
+    due = _Due(core, batch)
+    expired: dict[str, int] = {}
+    reasons: list[str | None] = []
+    for place, task in enumerate(due.tasks):
+        reasons.append(verdict(core.rules[task], int(due.attempt[place])))
+        if not due.counted[place]:
+            expired[task] = expired.get(task, 0) + 1
+    for task, count in expired.items():
+        core.accounts.expired(task, count)
+    for reason in ("expired", "retries"):
+        leaving = np.array([why == reason for why in reasons])
+        if leaving.any():
+            core.remove(keys[leaving], reason, hidden=True)
+    staying = np.array([why is None for why in reasons])
+    if staying.any():
+        _tell_retried(core, keys[staying])
+        for key in keys[staying].tolist():
+            core.accounts[core.entries[key].task].retried += 1
+        for place in np.flatnonzero(staying & due.cut).tolist():
+            _start_again(core, int(keys[place]))
+        _clear(core, batch, due, keys, staying & ~due.cut)
+        core.table._gate.departures.changed(int(staying.sum()))  # their payload has left
+    return expired
+
+
+def _tell_retried(core: Core, keys: Keys) -> None:
+    if core.events.wants("retried"):
+        entries = [core.entries[key] for key in keys.tolist()]
+        left = Left(core.storage.get(keys, None), core.blobs_of(entries))
+        core.events.tell("retried", events_of("retried", "expired", keys, entries, left))
+
+
+# -- clearing rows ------------------------------------------------------------------------------
+def _clear(core: Core, batch: Batch, due: _Due, keys: Keys, which: Mask) -> None:
+    """Store groups again, the rows of stale rollouts back at their prompt, under the same keys."""
+    if not which.any():
+        return
+    table = core.table
+    assert table._schema is not None
+    per_item = np.diff(due.starts).astype(np.int32)
+    rows = np.repeat(which, per_item)
+    before = Rows(batch.rows, due.columns, due.present)
+    after = _cleared(before, due.names, due.stale)
+    gained = row_payload(table._schema, after) - row_payload(table._schema, before)
+    payload = np.add.reduceat(gained, due.starts[:-1])[which]
+    kept = _some(after, rows)
+    core.storage.amend(keys[which], kept, per_item[which], payload)
+    table._effects.emit(Amended, keys[which], dict(zip(due.names, kept.columns, strict=True)))
+    codes: Any = after.columns[due.names.index("status")]
+    _settle(
+        core,
+        keys[which],
+        [status for status, here in zip(due.statuses(codes), which, strict=True) if here],
+        due.version[which],
+        due.expires[which],
+    )
+
+
+def _settle(core: Core, keys: Keys, statuses: list[Status], versions: Ints, expires: Ints) -> None:
+    """Retried groups wait to be generated again; the work that is left in them may still expire."""
+    texts = np.empty(len(statuses), object)
+    texts[:] = [status.value for status in statuses]
+    fields = {
+        "status": texts,
+        "version": versions,
+        "expires": np.where(expires < NEVER, expires, ABSENT_INT),
+        "ready": not core.needs,
+    }
+    core.storage.update(keys, fields)
+    core.storage.show(keys, returned=False)
+    core.table._effects.emit(Updated, keys, fields)
+    for key, version in zip(keys.tolist(), versions.tolist(), strict=True):
+        entry = core.entries[key]
+        entry.version = version
+        core.stages.went(key, entry)
+
+
+def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
+    columns: list[Stored] = []
+    present: list[Mask | None] = []
+    fresh = ~stale
+    for name, column, here in zip(names, rows.columns, rows.present or (), strict=True):
+        if name in CLEARED or name.startswith(ARRAYS):
+            flags = fresh if here is None else here & fresh
+            columns.append(_emptied(column, fresh) if isinstance(column, Ragged) else column)
+            present.append(np.ascontiguousarray(flags))
+            continue
+        if name == "response_ids":
+            assert isinstance(column, Ragged)
+            column = _emptied(column, fresh)
+        elif name in ("stamp", "dispatch_version", "status"):
+            assert isinstance(column, np.ndarray)
+            column = np.where(
+                stale, column.dtype.type(EXPIRED if name == "status" else NONE), column
+            )
+        elif name == "attempt":
+            assert isinstance(column, np.ndarray)
+            column = column + stale.astype(np.int32)
+        columns.append(column)
+        present.append(here)
+    return Rows(rows.count, columns, present)
+
+
+def _emptied(column: Ragged, kept: Mask) -> Ragged:
+    """A column whose other cells are empty."""
+    lengths = column.lengths
+    values = column.values[np.repeat(kept, lengths)]
+    return Ragged._make(values, offsets_of(np.where(kept, lengths, 0)), column.kind)
+
+
+def _some(rows: Rows, which: Mask) -> Rows:
+    """Some of the rows."""
+    if which.all():
+        return rows
+    columns: list[Stored] = [None if c is None else _contiguous(c[which]) for c in rows.columns]
+    flags = rows.present or [None] * len(columns)
+    present = [None if f is None else np.ascontiguousarray(f[which]) for f in flags]
+    return Rows(int(which.sum()), columns, present)
+
+
+def _contiguous(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        return Ragged._make(np.ascontiguousarray(column.values), column.offsets, column.kind)
+    return np.ascontiguousarray(column)
+
+
+def as_rows(columns: Columns) -> Rows:
+    """What was read, as rows to store again."""
+    present = columns.present
+    arrays: list[Stored] = list(columns.columns.values())
+    return Rows(columns._count(), arrays, [present.get(name) for name in columns.columns])
+
+
+# -- trajectories in several segments -------------------------------------------------------------
+def _start_again(core: Core, key: int) -> None:
+    """A trajectory that was cut into segments starts again as a whole: the group has fewer rows."""
+    keys = np.array([key], np.uint64)
+    table, entry = core.table, core.entries[key]
+    assert table._schema is not None
+    chosen = core.storage.get(keys, None)
+    before = row_payload(table._schema, as_rows(chosen.read(np.empty))).sum()
+    group = finished(chosen.read(np.empty), 0, core.blobs_of([entry]))[0]
+    rule = core.rules[group.task]
+    stored = encode(group, None, rule, {})
+    stale = stale_rows(stored.columns, stored.present, rule, core.train_step)
+    fresh = encode(without_stale(group, stale), None, rule, {})
+    rows = rows_in(fresh, core.column_names())
+    gained = row_payload(table._schema, rows).sum() - before
+    per_item = np.array([fresh.count], np.int32)
+    core.storage.amend(keys, rows, per_item, np.array([gained], np.int64))
+    table._effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
+    core.stages.forget(key)
+    core.blobs.remove(set(entry.blobs) - set(fresh.entry.blobs))  # those of later segments
+    entry.blobs = fresh.entry.blobs
+    core.stages.stored(key, entry, fresh.ids)
+    _settle(core, keys, [fresh.status], np.array([fresh.version]), np.array([fresh.expires]))
+
+
+def without_stale(group: Group, stale: Sequence[bool]) -> Group:
+    """A group whose stale rollouts are back at their prompt; each of them is one segment again."""
+    late = {rollout.rollout_id for rollout, old in zip(group, stale, strict=True) if old}
+    fresh = copy(group)
+    fresh.rollouts = []
+    for rollout in group:
+        if rollout.rollout_id in late:
+            if rollout.segment:
+                continue
+            rollout = copy(rollout)
+            rollout.reset()
+        fresh.rollouts.append(rollout)
+    return fresh
+
+
+assert list(ROWS)[:6] == [
+    "response_ids", "logprobs", "loss_mask", "versions", "stamp", "dispatch_version",
+]  # fmt: skip

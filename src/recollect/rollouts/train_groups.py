@@ -1,0 +1,253 @@
+"""`Drawing`: groups for train steps, leased once or replayed, so that a crash gives them back.
+
+What is drawn to train once is leased. What is replayed stays where it is, and a group that was
+drawn for the last time is leased, so that it leaves when its step is confirmed. All shares of a
+step are drawn at once, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.base.arguments import many
+from recollect.data.info import LeaseLike
+from recollect.rollouts.core import NO_KEYS, Core
+from recollect.rollouts.expiry import advance_to
+from recollect.rollouts.groups import Groups
+from recollect.rollouts.rollout import Status
+from recollect.rollouts.verbs import Verb
+from recollect.rules.query import Query, field
+from recollect.storage.base import Chosen, Where
+from recollect.table.waiting import Blocked
+
+if TYPE_CHECKING:
+    from recollect.rollouts.buffer import RolloutBuffer
+
+Keys = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+OWNER = "training"
+ANY = ""  # the task of a share that takes groups of every task
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How a step is drawn from groups that may train again.
+
+    Attributes:
+        max_uses: How often a group trains before it leaves; 0 for no limit.
+        fresh_share: The least share that has never trained; None draws from all alike.
+        without: Groups that are in the step already.
+    """
+
+    max_uses: int
+    fresh_share: float | None
+    without: Keys
+
+
+class Drawing:
+    """What the preparation of train steps asks of a buffer."""
+
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        self._buffer = buffer
+        self._core = buffer._core
+
+    @property
+    def capacity(self) -> int | None:
+        """Groups that the buffer holds at most."""
+        return self._core.capacity
+
+    async def take(self, sizes: Mapping[str, int], step: int) -> Groups:
+        """Wait for groups of each task, and lease them for a step without a deadline."""
+        return await self._buffer._run(_take(self._core, sizes, step))
+
+    async def sample(self, sizes: Mapping[str, int], step: int, rule: Replayed) -> list[Groups]:
+        """Wait for groups of each task, and draw them for a step, some under a lease."""
+        return await self._buffer._run(_sample(self._core, sizes, step, rule))
+
+    async def sample_again(self, keys: Keys, leased: Keys, step: int) -> Groups:
+        """Draw by key what was drawn for a step before; those that were leased, under a lease.
+
+        What has gone since, or was sent back to be generated again, is left out.
+        """
+        return await self._buffer._run(_sample_again(self._core, keys, leased, step))
+
+    async def discard(self, leases: Sequence[LeaseLike], keys: Keys) -> int:
+        """Groups that were drawn leave as filtered, leased or not; returns how many."""
+        return await self._buffer._run(_discard(self._core, leases, keys))
+
+    # -- immediate ------------------------------------------------------------------------------
+    def moment(self) -> AbstractContextManager[Any]:
+        """Nothing changes in the buffer until its block ends, but by who is in it."""
+        return self._core.table._transaction()
+
+    def held(self, leases: Iterable[LeaseLike]) -> Keys:
+        """The groups that leases hold now."""
+        held = self._core.table._leases.held()
+        return np.concatenate([NO_KEYS, *(held[one.id].keys for one in leases if one.id in held)])
+
+    def group_ids(self) -> Iterable[str]:
+        """The ids of the groups that are stored."""
+        return self._core.by_id
+
+
+# -- verbs ----------------------------------------------------------------------------------------
+def _ready(core: Core, task: str, more: Query | None = None) -> Where | None:
+    """The groups of a task that can train."""
+    return core.where(task or None, Status.COMPLETED, True, more)
+
+
+def _take(core: Core, sizes: Mapping[str, int], step: int) -> Verb[Groups]:
+    shares = {task: (size, _ready(core, task)) for task, size in sizes.items()}
+
+    def attempt() -> Any:
+        advance_to(core, step)
+        blocked = core.taking._missing(shares)
+        if blocked is not None:
+            return blocked
+        return core.taking._hand_out(shares, math.inf, OWNER, step)
+
+    return Verb(attempt, core.table._gate.arrivals, None, "get", core.taking._collate)
+
+
+def _sample(core: Core, sizes: Mapping[str, int], step: int, rule: Replayed) -> Verb[list[Groups]]:
+    shares = _Shares(core, sizes, rule)
+
+    def attempt() -> Any:
+        advance_to(core, step)
+        parts = shares.parts()
+        if isinstance(parts, Blocked):
+            return parts
+        return [_drawn(core, count, where, rule.max_uses, step) for count, where in parts if count]
+
+    def finish(drawn: list[tuple[Chosen, dict[str, bytes], LeaseLike | None]]) -> list[Groups]:
+        return [core.collated(chosen, step, blobs, lease) for chosen, blobs, lease in drawn]
+
+    return Verb(attempt, core.table._gate.arrivals, None, "get", finish)
+
+
+class _Shares:
+    """Which part of a step comes from which part of the buffer."""
+
+    def __init__(self, core: Core, sizes: Mapping[str, int], rule: Replayed) -> None:
+        self._core, self._sizes, self._rule = core, sizes, rule
+        self._unused, self._used = field("times_sampled") == 0, field("times_sampled") > 0
+        self._others = None
+        if rule.without.size:  # a step that is filled up draws no group twice
+            self._others = ~field("key").isin(rule.without.tolist())
+            self._unused, self._used = self._unused & self._others, self._used & self._others
+
+    def parts(self) -> list[tuple[int, Where | None]] | Blocked:
+        """Numbers and queries, of all tasks; or what is missing. Under the lock."""
+        found, missing, needs = [], 0, []
+        for task, size in self._sizes.items():
+            for count, where in self._of_task(task, size):
+                here = self._count(where) if count else 0
+                if here < count:
+                    missing += count - here
+                    needs.append(f"{task or 'a step'} needs {many(count, 'group')}, has {here}")
+                found.append((count, where))
+        if self._rule.fresh_share is not None and self._core.capacity is not None:
+            missing = 1  # any arrival may be the one that fills the buffer
+        return Blocked("; ".join(needs), missing) if needs else found
+
+    def _of_task(self, task: str, size: int) -> list[tuple[int, Where | None]]:
+        core, share = self._core, self._rule.fresh_share
+        if share is None:
+            return [(size, _ready(core, task, self._others))]
+        fresh, again = _ready(core, task, self._unused), _ready(core, task, self._used)
+        here = self._count(again)
+        replayed = min(size - math.ceil(share * size), here)
+        if self._is_full():
+            replayed = max(replayed, min(size - self._count(fresh), here))
+        # Those to replay come first: what is drawn here is not fresh any more.
+        return [(replayed, again), (size - replayed, fresh)]
+
+    def _count(self, where: Where | None) -> int:
+        return self._core.storage.available(where)[0]
+
+    def _is_full(self) -> bool:
+        """Whether no group can come, because nothing gives way to it."""
+        core = self._core
+        if core.capacity is None or core.overflow == "drop_stalest":
+            return False
+        return len(core.storage) >= core.capacity
+
+
+def _drawn(
+    core: Core, count: int, where: Where | None, max_uses: int, step: int
+) -> tuple[Chosen, dict[str, bytes], LeaseLike | None]:
+    """Draw groups. Those that do it for the last time are leased: nobody draws them again, and
+    they are not lost."""
+    table = core.table
+    chosen = core.storage.sample(table._sampler, count, where, False, table._sample_calls)
+    table._counts.samples += count
+    table._sample_calls += 1
+    entries = [core.entries[key] for key in chosen.keys.tolist()]
+    core.accounts.drew(entry.task for entry in entries)
+    worn = np.zeros(count, np.bool_)
+    if max_uses:
+        worn = _times_used(core, chosen.keys) >= max_uses
+    if core.recorder is not None and not worn.all():
+        core.recorder.sampled(chosen.keys[~worn])  # the effect of a lease tells of the others
+    lease = _leased(core, core.storage.hide(chosen.keys[worn]), step) if worn.any() else None
+    return chosen, core.blobs_of(entries), lease
+
+
+def _leased(core: Core, hidden: Keys, step: int) -> LeaseLike:
+    lease = core.table._lease(core.storage.get(hidden, None), OWNER, math.inf)
+    core.steps_of[lease.id] = step
+    return lease
+
+
+def _times_used(core: Core, keys: Keys) -> Ints:
+    batch = core.storage.get(keys, ["segment"]).read(np.empty)
+    return np.asarray(batch.info.times_sampled, np.int64)
+
+
+def _sample_again(core: Core, keys: Keys, leased: Keys, step: int) -> Verb[Groups]:
+    def attempt() -> Any:
+        there = core.storage.find(keys, _ready(core, ANY), visible=True)
+        lease = None
+        again = leased[np.isin(leased, there)]
+        if again.size:
+            where = _ready(core, ANY, field("key").isin(again.tolist()))
+            taken = core.storage.take(core.table._sampler, again.size, where, hide=True)
+            core.table._counts.samples += again.size
+            lease = _leased(core, taken.keys, step)
+        chosen = core.storage.get(keys[np.isin(keys, there)], None)
+        blobs = core.blobs_of([core.entries[key] for key in chosen.keys.tolist()])
+        return chosen, blobs, lease
+
+    def finish(found: tuple[Chosen, dict[str, bytes], LeaseLike | None]) -> Groups:
+        chosen, blobs, lease = found
+        return core.collated(chosen, step, blobs, lease)
+
+    return Verb(attempt, core.table._gate.arrivals, None, "restore", finish)
+
+
+def _discard(core: Core, leases: Sequence[LeaseLike], keys: Keys) -> Verb[int]:
+    def attempt() -> int:
+        gone = 0
+        for lease in leases:
+            held = core.table._leases.held().get(lease.id)
+            if held is None:
+                continue
+            dropped = np.isin(held.keys, keys)
+            if dropped.any():
+                gone += int(dropped.sum())
+                core.remove(held.keys[dropped], "filtered", hidden=True)
+                core.table._leases.narrow(lease, held.keys[~dropped])
+        visible = core.storage.find(keys, None, visible=True)
+        if visible.size:
+            core.remove(visible, "filtered")
+        return gone + int(visible.size)
+
+    return Verb(attempt, core.table._gate.arrivals, None, "discard")

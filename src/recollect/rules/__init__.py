@@ -1,0 +1,1 @@
+"""Rules and queries: frozen descriptions that decide and never wait."""

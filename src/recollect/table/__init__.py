@@ -1,0 +1,1 @@
+"""Tables: one core that runs verbs, and the face that people call."""

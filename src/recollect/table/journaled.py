@@ -1,0 +1,281 @@
+"""A table as a member of a journal: its effects as entries, and how each is done again.
+
+Replaying uses the storage's own verbs. What was removed is removed by key, never by drawing
+again; so the rules of the table play no part, and may be others than they were.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recollect.data.schema import Rows, Schema
+from recollect.durability.format import schema_to_json
+from recollect.durability.journal.journal import as_journal
+from recollect.durability.journal.member import PINNED, Journaled
+from recollect.durability.journal.open_journal import OpenJournal
+from recollect.durability.journal.payload import pinned
+from recollect.durability.journal.records import (
+    AMENDED,
+    ARCHIVED,
+    COLUMNS,
+    INSERTED,
+    LEASED,
+    NO_VALUES,
+    REMOVED,
+    RETURNED,
+    SAMPLED,
+    UPDATED,
+    Section,
+)
+from recollect.errors import InvalidValue
+from recollect.kernels import layout
+from recollect.storage.base import ONE_ROW
+from recollect.storage.memory.storage import MemoryStorage
+from recollect.table.effects import (
+    Amended,
+    Archived,
+    Effect,
+    Inserted,
+    Leased,
+    Removed,
+    Returned,
+    Updated,
+)
+from recollect.table.redo import TableReplay, restore_counts
+
+if TYPE_CHECKING:
+    from recollect.table.table import Table
+
+log = logging.getLogger("recollect.durability")
+
+Keys = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+LOST = 1 << 30  # more items than a crash can lose: so many keys are left out after one
+PLAIN = {Leased: LEASED, Returned: RETURNED, Archived: ARCHIVED}
+
+
+class JournaledTable(Journaled):
+    """Follows a table, and makes it again."""
+
+    def __init__(self, table: Table, owner: Any = None) -> None:
+        super().__init__(table.name, table if owner is None else owner)
+        if not isinstance(table._storage, MemoryStorage):
+            raise InvalidValue(
+                "journal: only tables in memory have one; a database keeps what it stored by itself"
+            )
+        self._lock = table._transaction
+        self.replaying = TableReplay(self)
+        self._priority = np.zeros(1)
+
+    @property
+    def table(self) -> Table:
+        """The table; only while its owner is there."""
+        table: Table = self.owner
+        return table
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        return self._lock()
+
+    def describe(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            **super().describe(),
+            "fields": table.fields,
+            "partition_by": list(table.partition_by),
+        }
+
+    # -- while it runs --------------------------------------------------------------------------
+    def begin(self) -> None:
+        table = self.table
+        table._effects.journal = self
+        table._effects.add(self)
+        storage = table._storage
+        assert isinstance(storage, MemoryStorage)
+        storage._segments.lent = PINNED
+        self.number = self.durable_number = table._effects.number
+        if table._schema is not None and not self.position:
+            self.columns(table._schema, table._shared_schema)
+
+    def columns(self, rows: Schema, shared: Schema | None) -> None:
+        """The columns are these from now on; only optional ones may have been added."""
+        about = {"columns": schema_to_json(rows), "shared": schema_to_json(shared)}
+        self.tell(COLUMNS, about=about)
+        self.noted = self.position
+
+    def sampled(self, keys: Keys) -> None:
+        """Items were drawn and stay."""
+        self.tell(SAMPLED, keys=keys)
+
+    def record(self, effect: Effect) -> None:
+        """Under the lock, at the moment of the change: what it is about is still there."""
+        number, keys = effect.number, effect.keys
+        if isinstance(effect, Inserted):
+            self._inserted(effect)
+        elif isinstance(effect, Removed):
+            self.tell(REMOVED, number=number, keys=keys, about=_because(effect.reason))
+        elif isinstance(effect, Updated):
+            fields = dict(effect.fields)
+            values = fields.pop("priority", NO_VALUES)
+            about = {"fields": fields} if fields else None
+            self.tell(UPDATED, number=number, keys=keys, values=np.array(values), about=about)
+        elif isinstance(effect, Amended):
+            storage = self.table._storage
+            assert isinstance(storage, MemoryStorage)
+            per_item = storage._items.rows(storage._items.slots_of(keys))
+            size = int(storage._items.nbytes(storage._items.slots_of(keys)).sum())
+            rows = pinned(storage, keys, shared=False)
+            self.tell(AMENDED, number=number, keys=keys, per_item=per_item, late=rows, nbytes=size)
+        else:
+            self.tell(PLAIN[type(effect)], number=number, keys=keys)
+
+    def _inserted(self, effect: Inserted) -> None:
+        new, storage = effect.new, self.table._storage
+        about: dict[str, Any] = {}
+        if new.fields:
+            about["fields"] = dict(new.fields)
+        if effect.request is not None:
+            about["request"] = effect.request
+        if new.priority is not None:
+            priority = new.priority.copy()
+        else:
+            # new items have the highest priority of all, unless that has just been evicted
+            given = new.default_priority
+            priority = self._one(storage.highest_priority() if given < 0.0 else given)
+        per_item = new.per_item if new.per_item is ONE_ROW else new.per_item.copy()
+        self.tell(
+            INSERTED, number=effect.number, keys=effect.keys, values=priority, per_item=per_item,
+            at=new.inserted_at, about=about or None, payload=pinned(storage, effect.keys),
+            nbytes=_size(new.rows) + (0 if new.shared is None else _size(new.shared)),
+        )  # fmt: skip
+
+    def _one(self, priority: float) -> NDArray[np.float64]:
+        """A priority as an array, which most inserts share."""
+        if self._priority[0] != priority:
+            self._priority = np.array([priority])
+        return self._priority
+
+    def state(self) -> dict[str, Any]:
+        table = self.table
+        counts, storage = table._counts, table._storage
+        assert isinstance(storage, MemoryStorage)
+        return {
+            "inserts": counts.inserts,
+            "samples": counts.samples,
+            "removals": counts.removals,
+            "removed": dict(table._removed),
+            "sample_calls": table._sample_calls,
+            "random": storage._random.tolist(),
+            "credits": [
+                [repr(mixed), evicting, credit.tolist()]
+                for (mixed, evicting), credit in storage._credits.items()
+            ],
+        }
+
+    def used(self) -> bool:
+        return self.table._counts.inserts > 0
+
+    def nbytes(self) -> int:
+        return self.table._storage.nbytes
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """What `state` returned."""
+        restore_counts(self.table, state)
+
+    # -- doing it again ---------------------------------------------------------------------------
+    def replay(self, section: Section) -> None:
+        self.replaying.replay(section, self.covered)
+        self.position = max(self.position, *(told.position for told in section.effects))
+
+    def leased(self) -> list[int]:
+        return [key for held in self.table._leases.held().values() for key in held.keys.tolist()]
+
+    def lease_again(self, keys: list[int]) -> None:
+        self.replaying.lease_again(np.array(keys, np.uint64))
+
+    def recovered(self) -> bool:
+        return self.replaying.end_leases()
+
+    def trim(self) -> None:
+        table, storage = self.table, self.table._storage
+        assert isinstance(storage, MemoryStorage)
+        excess = max(0, len(storage) - table.capacity)
+        excess_bytes = 0
+        if table.capacity_bytes is not None:
+            excess_bytes = max(0, storage.nbytes - table.capacity_bytes)
+        if excess or excess_bytes:
+            before = len(storage)
+            table._evict(excess, excess_bytes)
+            log.warning(
+                "table %r has less room than its journal: %d items were evicted",
+                table.name, before - len(storage),
+            )  # fmt: skip
+        storage._items._capacity = table.capacity
+
+    def progress(self) -> Any:
+        block = self._block()
+        return self.table._effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
+
+    def rewound(self, progress: Any) -> None:
+        """Effects and keys go on counting: those that were given out mean what they meant."""
+        number, origin, counter = progress
+        effects, block = self.table._effects, self._block()
+        effects.number = max(effects.number, number)
+        if int(block[layout.ORIGIN]) == origin:
+            block[layout.COUNTER] = max(int(block[layout.COUNTER]), counter)
+        self.number = effects.number
+
+    def _block(self) -> Ints:
+        storage = self.table._storage
+        assert isinstance(storage, MemoryStorage)
+        return storage._items.block
+
+    def after_loss(self) -> None:
+        self._block()[layout.COUNTER] += LOST
+
+
+def open_journal(table: Table, journal: Any) -> OpenJournal:
+    """Open the journal of one table, which is just made."""
+    return OpenJournal(as_journal(journal), [JournaledTable(table)])
+
+
+def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJournal:
+    """Open the journal that the tables of a store share."""
+    options = as_journal(journal)
+    members: list[JournaledTable] = []
+    for name, table in tables.items():
+        if table._journal is not None:
+            raise InvalidValue(
+                f"journal: table {name!r} has a journal of its own; give one to the store, or one "
+                "to each table"
+            )
+        if table.checkpoint:
+            owner = table._owner  # a buffer tells more than its table does
+            members.append(JournaledTable(table) if owner is None else owner._journaled())
+    if not members:
+        raise InvalidValue(
+            "journal: this store has no table that is checkpointed; make one with checkpoint=True"
+        )
+    opened = OpenJournal(options, members, of_store=True)
+    for member in members:
+        member.table._journal = opened
+    return opened
+
+
+@cache
+def _because(reason: str) -> bytes:
+    """What is said of items that left."""
+    return json.dumps({"reason": reason}).encode()
+
+
+def _size(rows: Rows) -> int:
+    """Bytes that wait to be written, about."""
+    return sum([0 if column is None else column.nbytes for column in rows.columns])

@@ -1,0 +1,243 @@
+"""Selectors: what each one chooses, with every query and every remover, and how often."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recollect as rc
+from recollect.testing.base import StorageTests
+from recollect.testing.cases import CHANCES, MIXTURES, ORDERS, QUERIES, REMOVERS, check_frequencies
+from recollect.testing.pair import Pair
+
+KINDS = {"orders": ORDERS, "chances": CHANCES, "mixtures": MIXTURES}
+
+WEIGHTS = [0.5, 3.0, 0.0, 1.0, 2.0, 0.0, 0.1, 7.0, 1.5, 0.3, 4.0]
+EVEN = rc.field("task") == "even"
+LATE = rc.field("version") >= 4
+WHERES = {"all": None, "partition": EVEN, "scan": LATE, "both": EVEN & LATE}
+MATH = rc.field("task") == "math"
+
+
+def admitted(where: str) -> Any:
+    """Which of the weighted items a query admits."""
+    places = np.arange(len(WEIGHTS))
+    even, late = places % 2 == 0, places >= 4
+    return {"all": places >= 0, "partition": even, "scan": late, "both": even & late}[where]
+
+
+class SelectorTests(StorageTests):
+    """Which item comes next."""
+
+    # -- exactly, against the model ---------------------------------------------------------------
+    def each(self, pair: Pair, selectors: list[rc.Selector], items: int) -> Iterator[int]:
+        """Go through samplers, on the same table with new items; yields the place of each."""
+        for place, selector in enumerate(selectors):
+            with pair.explaining(f"sampler {selector}"):
+                pair.clear()
+                pair.set_rule("sampler", selector)
+                self.fill(pair, items)
+                yield place
+                pair.compare()
+                pair.check_held()
+
+    def thinned(self, selectors: list[rc.Selector]) -> list[rc.Selector]:
+        return selectors[:: max(1, self.every // 2)]
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_samplers_work_with_every_query(self, kind: str) -> None:
+        pair = self.pair(partition_by=("task", "status"))
+        for place in self.each(pair, KINDS[kind], 30):
+            for turn, case in enumerate(QUERIES[place % self.every :: self.every]):
+                pair.say(f"  where {case}")
+                pair.count(case.query, case.holds)
+                pair.sample(3, case.query, case.holds, replace=bool(turn % 2))
+                lease = pair.take(2, case.query, case.holds, lease=60.0, partial=bool(turn % 3))
+                if lease is not None:
+                    pair.give_back(lease.id)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_samplers_work_beside_every_remover(self, kind: str) -> None:
+        pair = self.pair(capacity=12)
+        for place in self.each(pair, KINDS[kind], 12):
+            for turn, remover in enumerate(REMOVERS[place % self.every :: self.every]):
+                pair.set_rule("remover", remover)
+                pair.sample(5, replace=bool(turn % 2))
+                self.fill(pair, 3, start=12 + 3 * turn)
+                pair.compare()
+                pair.take(2)
+                self.fill(pair, 4, start=60 + 4 * turn)
+                pair.compare()
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_items_leave_when_they_were_sampled_often_enough(self, kind: str) -> None:
+        pair = self.pair(rich=False, capacity=8, max_times_sampled=2)
+        for _ in self.each(pair, self.thinned(KINDS[kind]), 6):
+            for turn in (1, 2):
+                pair.sample(5)
+                pair.sample(2, replace=False)
+                pair.compare()
+                self.fill(pair, 6, start=6 * turn)
+
+    def test_what_comes_back_returns_to_its_place(self) -> None:
+        pair = self.pair(partition_by=("task",))
+        for _ in self.each(pair, self.thinned(ORDERS), 20):
+            first = pair.take(4, lease=60.0, owner="a")
+            second = pair.take(4, lease=60.0, owner="b")
+            pair.give_back(second.id)
+            self.fill(pair, 3, start=20)
+            pair.give_back(first.id)
+            pair.take(6)
+            some = [i.key for i in pair.model.items][1:6:2]
+            pair.update(
+                some, task="math", version=[9, 0, 9], priority=0.25, score=[0.5, None, -9.0]
+            )
+            pair.take(2, MATH, lambda i: i.value("task") == "math")
+            pair.take(5)
+
+    def test_sampling_in_order_walks_through_the_table(self) -> None:
+        table = self.table(sampler=rc.Fifo(), capacity=5)
+        table.insert({"x": [0, 1, 2, 3, 4]})
+        walked = [table.sample(2)["x"].tolist() for _ in range(5)]
+        assert walked == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+
+    def test_ties_go_to_the_earlier_arrival(self) -> None:
+        for selector in (rc.Largest("priority"), rc.Smallest("priority"), rc.StalestFirst()):
+            table = self.table(sampler=selector, capacity=20)
+            table.insert({"x": np.arange(8)}, priority=1.0, version=3)
+            table.insert({"x": np.arange(8, 16)}, priority=1.0, version=3)
+            assert table.take(16)["x"].tolist() == list(range(16)), selector
+
+    # -- by frequency ---------------------------------------------------------------------------
+    def weighted(self, sampler: rc.Selector, **options: Any) -> rc.Table:
+        """One item per weight; x is its place, which is its version too."""
+        table = self.table(
+            sampler=sampler, capacity=len(WEIGHTS), partition_by=("task",), seed=11, **options
+        )
+        places = np.arange(len(WEIGHTS))
+        tasks = [("even", "odd")[place % 2] for place in places]
+        table.insert({"x": places}, priority=WEIGHTS, task=tasks, version=places.tolist())
+        return table
+
+    def drawn(self, table: rc.Table, where: Any = None) -> Any:
+        batches = [table.sample(500, where=where)["x"] for _ in range(self.draws // 500)]
+        return np.concatenate(batches)
+
+    def test_uniform_draws_every_item_equally(self) -> None:
+        table = self.weighted(rc.Uniform())
+        for where, query in WHERES.items():
+            check_frequencies(self.drawn(table, query), admitted(where))
+
+    @pytest.mark.parametrize("stratified", [False, True], ids=["free", "stratified"])
+    @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+    def test_prioritized_draws_in_proportion(self, stratified: bool, alpha: float) -> None:
+        table = self.weighted(rc.Prioritized(alpha=alpha, stratified=stratified))
+        priorities = np.array(WEIGHTS)
+        for where, query in WHERES.items():
+            weights = np.where(priorities > 0, priorities**alpha, 0.0) * admitted(where)
+            check_frequencies(self.drawn(table, query), weights)
+
+    def test_a_half_life_halves_weights_by_version(self) -> None:
+        table = self.weighted(rc.Prioritized(alpha=1.0, half_life=2.0))
+        weights = np.array(WEIGHTS) * 2.0 ** (np.arange(len(WEIGHTS)) / 2.0)
+        check_frequencies(self.drawn(table), weights)
+
+    def test_updates_and_removals_change_the_weights(self) -> None:
+        table = self.weighted(rc.Prioritized(alpha=1.0))
+        keys = sorted(table.counts("key"))
+        table.update(keys[:3], priority=[0.0, 1.0, 5.0])
+        table.delete(keys[7:8])
+        weights = np.array(WEIGHTS)
+        weights[:3], weights[7] = [0.0, 1.0, 5.0], 0.0
+        check_frequencies(self.drawn(table), weights)
+
+    def test_one_a_tenth_and_zero(self) -> None:
+        table = self.table(sampler=rc.Prioritized(alpha=1.0, stratified=False), seed=3)
+        table.insert({"x": [0, 1, 2]}, priority=[1.0, 0.1, 0.0])
+        check_frequencies(self.drawn(table), [1.0, 0.1, 0.0])
+
+    def test_only_zeros_are_drawn_uniformly(self) -> None:
+        table = self.table(sampler=rc.Prioritized(alpha=1.0), seed=4)
+        table.insert({"x": np.arange(7)}, priority=0.0)
+        check_frequencies(self.drawn(table), np.ones(7))
+        assert table.sample(5).info.probability.tolist() == pytest.approx([1 / 7] * 5)
+
+    def test_stratified_draws_take_one_from_each_share(self) -> None:
+        table = self.table(sampler=rc.Prioritized(alpha=1.0), seed=5)
+        table.insert({"x": [0, 1]}, priority=[0.5, 1.5])
+        for _ in range(3):
+            assert np.bincount(table.sample(100)["x"]).tolist() == [25, 75]
+
+    @pytest.mark.parametrize("verb", ["sample", "take", "evict"])
+    def test_different_items_have_the_chances_of_draws_one_after_another(self, verb: str) -> None:
+        """All orders in which items can come, and how often each does; a zero comes last."""
+        priorities, n, count = [1.0, 2.0, 5.0, 0.0], 4 if verb == "sample" else 2, 4
+        rule = rc.Prioritized(alpha=1.0)
+        rules: dict[str, Any] = {"remover": rule} if verb == "evict" else {"sampler": rule}
+        table = self.table(capacity=count, seed=7, **rules)
+        seen: Counter[tuple[int, ...]] = Counter()
+        table.insert({"x": np.arange(count)}, priority=priorities)
+        for _ in range(self.draws // 20):
+            if verb == "sample":
+                order = table.sample(n, replace=False)["x"].tolist()
+            elif verb == "take":
+                order = table.take(n)["x"].tolist()
+            else:  # whoever is not there any more has left
+                table.insert({"x": np.full(n, -1)}, priority=0.0)
+                left = table.get(sorted(table.counts("key")))["x"].tolist()
+                order = [place for place in range(count) if place not in left]
+            seen[tuple(order)] += 1
+            if verb != "sample":
+                table.clear()
+                table.insert({"x": np.arange(count)}, priority=priorities)
+        chances: defaultdict[tuple[int, ...], float] = defaultdict(float)
+        for order in itertools.permutations(range(count), n):
+            chance, left_over = 1.0, list(range(count))
+            for place in order:
+                mass = sum(priorities[p] for p in left_over)
+                chance *= priorities[place] / mass if mass else 1 / len(left_over)
+                left_over.remove(place)
+            chances[tuple(sorted(order)) if verb == "evict" else order] += chance
+        orders = sorted(chances)
+        assert set(seen) <= set(orders)
+        drawn = np.repeat(np.arange(len(orders)), [seen[order] for order in orders])
+        check_frequencies(drawn, [chances[order] for order in orders])
+
+    def test_uniform_takes_every_item_equally(self) -> None:
+        table = self.table(sampler=rc.Uniform(), capacity=6, seed=8)
+        taken = []
+        for _ in range(self.draws // 20):
+            table.insert({"x": np.arange(6)})
+            taken += table.take(2)["x"].tolist()
+        check_frequencies(taken, np.ones(6))
+
+    def test_mixtures_keep_their_shares_over_time(self) -> None:
+        sampler = rc.Mixed(((rc.Largest("priority"), 0.25), (rc.Uniform(), 0.75)))
+        table = self.weighted(sampler)
+        for calls in range(1, 9):
+            table.sample(1)
+            times = table.get(sorted(table.counts("key"))).info.times_sampled
+            assert times.sum() == calls
+        first = [table.sample(2).info.probability for _ in range(4)]
+        chances = np.concatenate(first)
+        assert sorted(set(chances.round(6).tolist())) == pytest.approx(
+            sorted({round(0.75 / 11, 6), round(0.25 + 0.75 / 11, 6)})
+        )
+
+    @pytest.mark.parametrize("sampler", [CHANCES[-1], MIXTURES[3]], ids=str)
+    def test_the_same_seed_makes_the_same_draws(self, sampler: rc.Selector) -> None:
+        results = []
+        for seed in (5, 5, 6):
+            table = self.table(sampler=sampler, seed=seed, capacity=60)
+            table.insert({"x": np.arange(60)}, priority=np.arange(60) / 10, version=1)
+            drawn = [table.sample(8)["x"].tolist() for _ in range(3)]
+            drawn.append(table.sample(8, replace=False)["x"].tolist())
+            drawn.append(table.take(4)["x"].tolist())
+            results.append(drawn)
+        assert results[0] == results[1]
+        assert results[0] != results[2], "another seed makes other draws"
