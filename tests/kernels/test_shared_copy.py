@@ -49,7 +49,7 @@ def check_whole(batch, lengths):
 
 def begun(table, items):
     """A copy of a batch that has begun and is not finished."""
-    chosen = table._storage.sample(table._sampler, items, None, True, 0)
+    chosen = table.core.storage.sample(table.core.rules.sampler, items, None, True, 0)
     return chosen._reader.begin(np.empty)
 
 

@@ -98,7 +98,7 @@ def _closed(title: str) -> str:
 
 # -- tables and stores ----------------------------------------------------------------------------
 def of_table(table: Table) -> str:
-    if table._closed:
+    if table.core.closed:
         return _closed(f"Table {table.name!r}")
     stats = table.stats()
     moved = f"{stats['inserts']:,} inserted, {stats['samples']:,} sampled"
@@ -129,13 +129,13 @@ def _shape(column: Any) -> str:
 
 def _some(table: Table) -> Any:
     """The fields of some items, without their payload; None where there are none."""
-    with table._transaction():
-        if table._schema is None:
+    with table.core.transaction():
+        if table.core.schemas.rows is None:
             return None
-        keys = table._storage.find(None, None, visible=True)
+        keys = table.core.storage.find(None, None, visible=True)
         if not keys.size:
             return None
-        return table._storage.get(_thinned(keys), []).read(np.empty).info
+        return table.core.storage.get(_thinned(keys), []).read(np.empty).info
 
 
 def _thinned(values: NDArray[Any]) -> NDArray[Any]:
@@ -149,11 +149,11 @@ def of_store(store: Store) -> str:
 
 # -- buffers --------------------------------------------------------------------------------------
 def of_rollouts(buffer: RolloutBuffer | BlockingBuffer) -> str:
-    if buffer.table._closed:
+    if buffer.table.core.closed:
         return _closed("RolloutBuffer")
     stats, counts, accounts = buffer.stats(), buffer.counts(), buffer.accounts()
-    core = buffer._core
-    with core.table._transaction():
+    core = buffer.core
+    with core.table.transaction():
         step = core.train_step
         lags = [
             lag(step, entry.version)
@@ -167,7 +167,7 @@ def of_rollouts(buffer: RolloutBuffer | BlockingBuffer) -> str:
         ("leased", f"{stats['leased']:,} groups in {stats['leases']:,} leases"),
         ("lag", sparkline(lags, "lag")),
     ]
-    info = _some(core.table)
+    info = _some(core.face)
     if info is not None and np.ptp(info.priority):
         rows.append(("priority", sparkline(info.priority, "priority")))
     statuses = [status for status in Status if any(key[1] is status for key in counts)]

@@ -148,7 +148,7 @@ class Context:
         """Whether every member has every cell that the buffer needs."""
         return all(
             getattr(rollout, cell) is not None if cell in CELLS else cell in rollout.arrays
-            for cell in self.buffer._core.needs
+            for cell in self.buffer.core.needs
             for rollout in group.rollouts
         )
 
@@ -223,7 +223,7 @@ class Context:
                 use(*left.popleft())
         finally:
             for _, original in left:
-                self.buffer.sync._run(self.buffer._core.put(original, None)._replace(timeout=0))
+                self.buffer.core.table.run(self.buffer.core.put(original, None).within(0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):
@@ -252,7 +252,7 @@ class Context:
     def _return(self, group: Group) -> None:
         if any(rollout.num_tokens for rollout in group):
             try:
-                self.buffer.sync._run(self.buffer._core.put(group, None)._replace(timeout=0))
+                self.buffer.core.table.run(self.buffer.core.put(group, None).within(0))
                 return
             except JournalError as error:  # it is stored, and nobody knows whether it would survive
                 self.conditions.fail(error)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
-from recollect.table.waiting import Blocked
 
 
 class Room:
@@ -25,7 +23,7 @@ class Room:
         changed: Signal,
         fail: Callable[[BaseException], None],
     ) -> None:
-        core = buffer._core
+        core = buffer.core
         self._bounded = core.capacity is not None or core.capacity_bytes is not None
         self._buffer = buffer
         self._task = task
@@ -63,22 +61,10 @@ class Room:
 
     async def _wait(self) -> None:
         me = asyncio.current_task()
-        verb = self._buffer._core.space.reserve_all(1, self._task, None)
-        promised = False
-
-        def attempt() -> Any:
-            nonlocal promised
-            got = verb.attempt()
-            promised = not isinstance(got, Blocked)
-            return got
-
+        core = self._buffer.core
         try:
-            await self._buffer._run(verb._replace(attempt=attempt))
-        except BaseException as error:  # perhaps after the promise, while a journal was written
-            if promised:
-                self.give_back()
-            if not isinstance(error, Exception):
-                raise
+            await core.table.run_async(core.space.reserve_all(1, self._task, None))
+        except Exception as error:
             self._fail(error)
             return
         if self._waiting is not me:  # stopped

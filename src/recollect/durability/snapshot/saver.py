@@ -31,7 +31,7 @@ from recollect.durability.snapshot.manifest import (
     temporary,
     to_bytes,
 )
-from recollect.durability.snapshot.members import Captured, Member, member_of
+from recollect.durability.snapshot.members import Captured, Member
 from recollect.durability.snapshot.segments import COMPRESSIONS
 from recollect.durability.snapshot.table_writer import Settle, TableWriter
 from recollect.errors import InvalidValue, SnapshotError, shown
@@ -124,7 +124,7 @@ class SnapshotSaving:
         self.others: dict[str, Other] = dict(others or {})
         self._kind, self._step, self._keep_last = kind, step, keep_last
         self._compression, self._progress, self._files = compression, progress, files
-        wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
+        wanted = dict(sorted(members.items()))
         self._left_out = [name for name, member in wanted.items() if not member.checkpoint]
         self._members = {name: member for name, member in wanted.items() if member.checkpoint}
         self._captures: dict[str, Captured] = {}
