@@ -186,7 +186,7 @@ def of_rollouts(buffer: RolloutBuffer | BlockingBuffer) -> str:
 
 
 def of_replay(buffer: ReplayBuffer) -> str:
-    if buffer._closed:
+    if buffer.core.closed:
         return _closed("ReplayBuffer")
     stats = buffer.stats()
     rows = [

@@ -136,7 +136,7 @@ def write_shard(
 
     def state() -> dict[str, Any]:
         """Under the locks of all members."""
-        cut = [incomplete_episodes(m) for m in members.values() if isinstance(m, ReplayBuffer)]
+        cut = [incomplete_episodes(m.core) for m in members.values() if isinstance(m, ReplayBuffer)]
         return {
             **(about or {}),
             "rank": rank,
@@ -183,7 +183,9 @@ def member_of(target: Any) -> Member:
 
     if isinstance(target, RolloutBuffer):
         return target.core.member()
-    return StepsMember(target) if isinstance(target, ReplayBuffer) else table_member(target.core)
+    if isinstance(target, ReplayBuffer):
+        return StepsMember(target.core)
+    return table_member(target.core)
 
 
 def _origins(member: Any) -> list[int]:
@@ -362,7 +364,7 @@ def _load_part(
                     f"{chosen.path}: {name!r} was saved as a replay buffer; load it into an "
                     "rc.ReplayBuffer"
                 )
-            parts.prepare(target, incomplete)
+            parts.prepare(target.core, incomplete)
         plan = parts.plan(world_size)
         merged[name] = parts.merged(plan, rank, origins, listed)
     targets = {name: member_of(members[name]) for name in merged}
@@ -420,10 +422,11 @@ def check_room(target: Any, entry: Mapping[str, Any], where: Path) -> None:
     if isinstance(table, ReplayBuffer):
         numbers = entry["numbers"]
         rows = np.subtract(numbers["newest"], numbers["oldest"]).max(initial=0)
-        if rows > table._rings.ring:
+        ring = table.core.options.ring
+        if rows > ring:
             raise SnapshotError(
                 f"{where}: a ring of this rank's part has {rows} rows, and there is room for "
-                f"{table._rings.ring}; make the capacity {rows * table.num_envs} or more, or say "
+                f"{ring}; make the capacity {rows * table.num_envs} or more, or say "
                 "overflow='evict'"
             )
         return

@@ -18,9 +18,9 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.kernels import steps_layout as sl
-from recollect.replay.choice import Drawn
 from recollect.replay.episodes import Rings
-from recollect.replay.returns import REMEMBERED, ColumnPlan, info_of
+from recollect.replay.returns import REMEMBERED, ColumnPlan, start_info
+from recollect.replay.start_draws import DrawnStarts
 from recollect.replay.starts import MODES, StartKind
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.rows import Allocate
@@ -58,7 +58,7 @@ def sequence_kind(
     return kind, length
 
 
-class Runs:
+class StepRuns:
     """How runs of steps are read, for one buffer."""
 
     def __init__(self, rings: Rings, lanes: Lanes, next_names: list[str]) -> None:
@@ -69,7 +69,13 @@ class Runs:
         self._bounds: dict[tuple[int, int], Ints] = {}
 
     def choose(
-        self, drawn: Drawn, bounds: Ints, stride: int, across: bool, size: int, allocate: Allocate
+        self,
+        drawn: DrawnStarts,
+        bounds: Ints,
+        stride: int,
+        across: bool,
+        size: int,
+        allocate: Allocate,
     ) -> ChosenRuns:
         """Under the lock: fix the rows of runs; run i has bounds[i + 1] - bounds[i] positions."""
         total = int(bounds[-1])
@@ -115,8 +121,8 @@ class ChosenRuns:
 
     def __init__(
         self,
-        by: Runs,
-        drawn: Drawn,
+        by: StepRuns,
+        drawn: DrawnStarts,
         numbers: Ints,
         flags: Flags,
         addresses: Ints,
@@ -145,7 +151,7 @@ class ChosenRuns:
         return mask
 
     def _info(self) -> Info:
-        return info_of(self.drawn, self.numbers[0], self.numbers[1], self._size)
+        return start_info(self.drawn, self.numbers[0], self.numbers[1], self._size)
 
     def sequences(self, length: int, burn_in: int, allocate: Allocate | None = None) -> Batch:
         """Copy sequences: columns `[n, length, ...]`, and masks."""
