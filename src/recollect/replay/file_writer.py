@@ -23,7 +23,6 @@ from recollect.storage.lanes import Copies, Copy
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
-Columns = dict[str, Array]
 
 PIECE = 32 << 20  # bytes that are written at a time
 COMPRESSIONS = ("zstd", "lz4", None)

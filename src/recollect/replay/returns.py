@@ -182,9 +182,9 @@ class ChosenTransitions:
         """Keys, weights and more, which are known before anything is copied."""
         return start_info(self.drawn, self.numbers[sl.T_ENV], self.numbers[sl.T_ROW], self._size)
 
-    def read(self, allocate: Allocate | None = None) -> Batch:
+    def read(self) -> Batch:
         """Copy the payload; needs no lock."""
         lanes = self._by.plan.lanes
         copies = self._by.copies(self.drawn.slots.size)
-        columns = lanes.gather(self._addresses, copies, allocate or self._allocate)
+        columns = lanes.gather(self._addresses, copies, self._allocate)
         return Batch._make(self._by.finish(columns, self.numbers), self.info)

@@ -138,9 +138,9 @@ class ChosenRuns:
         self.numbers = numbers
         self.flags = flags
 
-    def _read(self, shape: tuple[int, ...], allocate: Allocate | None) -> dict[str, Any]:
+    def _read(self, shape: tuple[int, ...]) -> dict[str, Any]:
         lanes = self._by.plan.lanes
-        columns = lanes.gather(self._addresses, self._by.copies(shape), allocate or self._allocate)
+        columns = lanes.gather(self._addresses, self._by.copies(shape), self._allocate)
         ordered: dict[str, Any] = {name: columns[name] for name in self._by.plan.order}
         for name, place in (("terminated", sl.IS_TERMINATED), ("truncated", sl.IS_TRUNCATED)):
             ordered[name] = self._mask(place, shape)
@@ -153,11 +153,11 @@ class ChosenRuns:
     def _info(self) -> Info:
         return start_info(self.drawn, self.numbers[0], self.numbers[1], self._size)
 
-    def sequences(self, length: int, burn_in: int, allocate: Allocate | None = None) -> Batch:
+    def sequences(self, length: int, burn_in: int) -> Batch:
         """Copy sequences: columns `[n, length, ...]`, and masks."""
         n = self.drawn.slots.size
         shape = (n, length)
-        columns = self._read(shape, allocate)
+        columns = self._read(shape)
         columns["valid"] = self._mask(sl.IS_VALID, shape)
         columns["is_first"] = self._mask(sl.IS_FIRST, shape)
         warm = np.zeros(shape, np.bool_)
@@ -166,10 +166,10 @@ class ChosenRuns:
         columns["bootstrap"] = self._mask(sl.IS_BOOTSTRAP, shape)
         return Batch._make(columns, self._info())
 
-    def episodes(self, bounds: Ints, allocate: Allocate | None = None) -> Batch:
+    def episodes(self, bounds: Ints) -> Batch:
         """Copy whole episodes: columns `[rows, ...]`, with `info.row_offsets` between them."""
         shape = (int(bounds[-1]),)
-        columns = self._read(shape, allocate)
+        columns = self._read(shape)
         columns["is_first"] = self._mask(sl.IS_FIRST, shape)
         columns["bootstrap"] = self._mask(sl.IS_BOOTSTRAP, shape)
         info = self._info()

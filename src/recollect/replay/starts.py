@@ -118,7 +118,6 @@ class Starts:
         self._indexes: dict[tuple[StartKind, bool], StartIndex] = {}
         self._zeros = False
         self.table = np.zeros((0, sl.STARTS_BLOCK), np.int64)
-        self.scans = 0
 
     def find(self, kind: StartKind) -> tuple[StartIndex, StartIndex | None]:
         """The index of a kind, made now if there is none; and that of the newest rows."""
@@ -148,7 +147,6 @@ class Starts:
         self._lay_out()
         for recent, _ in made:
             self._indexes[kind, recent].fill(self._rings, self._zeros)
-        self.scans += 1
 
     def _lay_out(self) -> None:
         """Give every index its row in a new table."""
