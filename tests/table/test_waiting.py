@@ -398,7 +398,7 @@ def test_close_wakes_coroutines_from_another_thread():
             await asyncio.wait_for(table.sample_async(1), SOON)
         return table
 
-    assert asyncio.run(main())._gate.arrivals.waiters == []
+    assert asyncio.run(main()).core.gate.arrivals.waiters == []
 
 
 # -- async
