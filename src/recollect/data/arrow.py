@@ -26,8 +26,8 @@ from recollect.errors import SchemaError
 
 Table: TypeAlias = Any  # a pyarrow RecordBatch or Table; pyarrow has no types
 
-_DTYPE, _SHAPE, _OPTIONAL = b"recollect.dtype", b"recollect.shape", b"recollect.base.optional"
-_INFO = b"recollect.data.info"
+_DTYPE, _SHAPE, _OPTIONAL = b"recollect.dtype", b"recollect.shape", b"recollect.optional"
+_INFO = b"recollect.info"
 
 
 class ArrowBatch(NamedTuple):
