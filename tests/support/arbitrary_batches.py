@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
+from recollect.base.leases import Lease
 from recollect.data.batch import Batch
 from recollect.data.columns import flatten
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged, offsets_of
 
 SMALL = [

@@ -10,13 +10,34 @@ import heapq
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
 from recollect.errors import InvalidValue, LeaseExpired, shown
+
+
+class LeaseLike(Protocol):
+    """What a batch's lease tells: its id, who holds it, and until when (None: without end)."""
+
+    @property
+    def id(self) -> Any: ...
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Lease(NamedTuple):
+    """A batch that was handed out: its number, who holds it, and until when (None: without end).
+
+    The id is an int. One that arrived with an encoded batch may have text as its id.
+    """
+
+    id: Any
+    owner: Any
+    deadline: float | None
 
 
 @dataclass(slots=True)

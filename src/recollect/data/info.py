@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.leases import Lease, LeaseLike
 from recollect.data.cells import Array
 from recollect.data.columns import ColumnData, Columns, Mask, described
 from recollect.data.ragged import Ragged
 from recollect.errors import SchemaError
-
-
-class LeaseLike(Protocol):
-    """What a batch's lease tells: its id, who holds it, and until when (None: without end)."""
-
-    @property
-    def id(self) -> Any: ...
-    @property
-    def owner(self) -> Any: ...
-    @property
-    def deadline(self) -> float | None: ...
-
-
-class Lease(NamedTuple):
-    """A lease as it arrives with an encoded batch."""
-
-    id: Any
-    owner: Any
-    deadline: float | None
 
 
 class Info:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
-from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiry import advance

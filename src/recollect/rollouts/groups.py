@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import LeaseLike
 from recollect.data.batch import Batch
-from recollect.data.info import Info, LeaseLike
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
 from recollect.rollouts.encoding import ARRAYS

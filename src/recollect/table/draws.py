@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import flag, many, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.rules.selectors import Mixed, Ordered, Selector, Uniform, different_items
 from recollect.storage.base import Chosen, Storage, Where

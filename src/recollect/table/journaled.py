@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
@@ -37,7 +38,6 @@ from recollect.durability.journal.records import (
 )
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.effects import (
     Amended,

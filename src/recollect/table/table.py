@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, time_span, whole
 from recollect.base.clock import Clock, SystemClock
-from recollect.base.leases import LeaseBook, Leases
+from recollect.base.leases import Lease, LeaseBook, LeaseLike, Leases
 from recollect.base.readable import size
 from recollect.base.requests import Requests
 from recollect.data.batch import Batch
-from recollect.data.info import Lease, LeaseLike
 from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, LeaseExpired, QueryError, SchemaError, TableClosed, shown
 from recollect.rules.limiters import Counts, Limiter, MinSize, Queue, Stack
