@@ -219,9 +219,19 @@ class BlockingBuffer:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
+        from recollect.base.html import closed
+        from recollect.rollouts.buffer_html import of_rollouts
+        from recollect.table.table_html import some_items
 
-        return of_rollouts(self)
+        core, table = self._core, self._core.table
+        if table._closed:
+            return closed("RolloutBuffer")
+        stats, counts, accounts = self.stats(), self.counts(), self.accounts()
+        with table._transaction():
+            step = core.train_step
+            versions = [entry.version for entry in core.entries.values() if not entry.trained]
+            info = None if table._schema is None else some_items(table._storage)
+        return of_rollouts(stats, counts, accounts, step, versions, info)
 
     def close(self) -> None:
         self._core.close()

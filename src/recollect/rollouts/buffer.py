@@ -390,6 +390,4 @@ class RolloutBuffer:
         return repr(self.sync).removesuffix(".sync")
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
-
-        return of_rollouts(self)
+        return self.sync._repr_html_()

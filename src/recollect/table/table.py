@@ -787,9 +787,15 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_table
+        from recollect.base.html import closed
+        from recollect.table.table_html import of_table, some_items
 
-        return of_table(self)
+        if self._closed:
+            return closed(f"Table {self.name!r}")
+        stats, columns = self.stats(), self.columns
+        with self._transaction():
+            info = None if self._schema is None else some_items(self._storage)
+        return of_table(stats, self.sampler, self.remover, self.limiter, columns, info)
 
     # -- rules that may change while the table runs -----------------------------------------------
     @property
