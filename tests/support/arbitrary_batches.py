@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from recollect.base.leases import Lease
 from recollect.data.batch import Batch
-from recollect.data.columns import flatten
+from recollect.data.dotted_names import flatten
 from recollect.data.info import Info
 from recollect.data.ragged import Ragged, offsets_of
 

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.data.columns import (
-    ColumnData,
-    Columns,
-    Mask,
-    as_columns,
-    check_lengths,
-    checked_present,
-    described,
-)
+from recollect.data.column_data import ColumnData, Mask, as_columns, check_lengths, checked_present
+from recollect.data.columns import Columns, described
 from recollect.data.info import Info
 from recollect.errors import SchemaError
 
@@ -147,9 +140,9 @@ class Batch(Columns):
         >>> rc.Batch({"reward": [0.5, 1.0]}).to_arrow().rows.to_pydict()
         {'reward': [0.5, 1.0]}
         """
-        from recollect.data.arrow import batch_to_arrow
+        from recollect.data.arrow import to_arrow
 
-        return batch_to_arrow(self)
+        return to_arrow(self, self.shared, self._info)
 
     @classmethod
     def from_arrow(cls, data: Any) -> Batch:
@@ -160,9 +153,9 @@ class Batch(Columns):
         >>> rc.Batch.from_arrow(pa.table({"text": ["yes", None]})).present["text"]
         array([ True, False])
         """
-        from recollect.data.arrow import batch_from_arrow
+        from recollect.data.arrow import from_arrow
 
-        return batch_from_arrow(data)
+        return assembled(*from_arrow(data))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a DataFrame of one row per row; the index is the item's key, where there is one.
@@ -194,8 +187,8 @@ class Batch(Columns):
         """
         from recollect.data.conversions import from_pandas
 
-        rows = from_pandas(frame)
-        return cls._make(rows.columns, None, None, rows._present)
+        columns, present = from_pandas(frame)
+        return cls._make(columns, None, None, present)
 
     def __repr__(self) -> str:
         lines = [f"Batch({self.rows} rows, {self.num_items} items)", *described(self.columns)]
@@ -204,3 +197,10 @@ class Batch(Columns):
         if self._info is not None:
             lines.append(f"  info: {', '.join(self._info._arrays())}")
         return "\n".join(lines)
+
+
+def assembled(rows: Columns, shared: Columns, info: Info | None) -> Batch:
+    """Return the Batch of its decoded parts, or raise `SchemaError` where they disagree."""
+    batch = Batch._make(rows.columns, info, shared.columns or None, rows._present, shared._present)
+    batch._check_counts()
+    return batch

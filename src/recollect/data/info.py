@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from recollect.base.leases import Lease, LeaseLike
 from recollect.data.cells import Array
-from recollect.data.columns import ColumnData, Columns, Mask, described
+from recollect.data.column_data import ColumnData, Mask
+from recollect.data.columns import Columns, described
 from recollect.data.ragged import Ragged
 from recollect.errors import SchemaError
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.columns import Columns, as_column, check_lengths, flatten, spread
+from recollect.data.column_data import as_column, check_lengths, spread
+from recollect.data.columns import Columns
+from recollect.data.dotted_names import flatten
 from recollect.data.dtypes import check_dtype, dtype_named
 from recollect.data.ragged import Ragged
 from recollect.errors import InvalidValue, SchemaError, shown

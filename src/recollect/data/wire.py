@@ -12,10 +12,12 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from recollect.data.arrow import assembled, checked_shape, from_json, restored, taken_apart, to_json
-from recollect.data.batch import Batch
+from recollect.data.arrow import checked_shape, from_json, restored, taken_apart, to_json
+from recollect.data.batch import Batch, assembled
 from recollect.data.cells import Array, Kind
-from recollect.data.columns import ColumnData, Columns, Mask, check_flat_names, cleared
+from recollect.data.column_data import ColumnData, Mask, cleared
+from recollect.data.columns import Columns
+from recollect.data.dotted_names import check_flat_names
 from recollect.data.dtypes import DType, dtype_named, stored_type
 from recollect.data.info import info_from_columns, info_to_columns
 from recollect.data.ragged import Ragged, check_ragged

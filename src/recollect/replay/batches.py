@@ -19,7 +19,6 @@ import numpy as np
 from recollect.base.arguments import flag, time_span, whole
 from recollect.base.optional import optional
 from recollect.data.batch import Batch
-from recollect.data.conversions import to_torch
 from recollect.errors import InvalidValue, RecollectError, SchemaError, shown
 
 if TYPE_CHECKING:
@@ -335,7 +334,7 @@ def as_tensors(batch: Batch, device: Any, pin_memory: bool) -> dict[str, Any]:
             "rename the column"
         )
     torch = optional("torch")
-    tensors = to_torch(batch, device, pin_memory)
+    tensors = batch.to_torch(device, pin_memory)
     info: dict[str, Any] = {}
     for name, array in batch.info._arrays().items():
         if array.dtype == np.uint64:  # keys have 63 bits, and torch can do little with uint64

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
-from recollect.data.columns import flatten
+from recollect.data.dotted_names import flatten
 from recollect.data.schema import Column, Rows, Schema
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl

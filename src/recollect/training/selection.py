@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import many
 from recollect.data.batch import Batch
-from recollect.data.columns import ColumnData
+from recollect.data.column_data import ColumnData
 from recollect.data.info import Info
 from recollect.data.ragged import Ragged, offsets_of
 from recollect.errors import InvalidValue, shown
