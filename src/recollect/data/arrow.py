@@ -59,7 +59,7 @@ def from_arrow(data: Any) -> tuple[Columns, Columns, Info | None]:
     if not isinstance(data, ArrowBatch):
         data = ArrowBatch(data)
     rows = _columns(data.rows)
-    shared = Columns._of({}, None) if data.shared is None else _columns(data.shared)
+    shared = Columns({}) if data.shared is None else _columns(data.shared)
     info = None
     if data.info is not None:
         columns = _columns(data.info)
@@ -192,7 +192,7 @@ def _columns(table: ArrowTable) -> Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaError(f"column {field.name!r} cannot be read: {error}") from error
     check_flat_names(columns)
-    return Columns._of(columns, present or None)
+    return Columns(columns, present or None)
 
 
 def numbers_of(batch: Any) -> dict[str, ColumnData] | None:

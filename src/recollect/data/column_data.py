@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recollect.data.cells import Array
 from recollect.data.dotted_names import flatten
 from recollect.data.dtypes import check_dtype
-from recollect.data.ragged import Ragged, offsets_of
+from recollect.data.ragged import Ragged, offsets_of, ragged_from_cells
 from recollect.errors import SchemaError
 
 ColumnData: TypeAlias = Array | Ragged
@@ -69,7 +69,7 @@ def _from_array(name: str, array: Array) -> ColumnData:
     if isinstance(array, np.ma.MaskedArray):
         raise SchemaError(f"column {name!r} is a masked array: pass its data, and present=")
     if array.ndim == 1 and array.dtype.kind in "SUT":
-        return Ragged._from_cells(name, array.tolist(), bytes if array.dtype.kind == "S" else str)
+        return ragged_from_cells(name, array.tolist(), bytes if array.dtype.kind == "S" else str)
     if array.ndim == 1 and array.dtype.kind == "O":
         return _from_list(name, array.tolist())
     check_dtype(name, array.dtype)
@@ -83,17 +83,22 @@ def _from_list(name: str, cells: list[Any] | tuple[Any, ...]) -> ColumnData:
         if kind is type(None):
             raise SchemaError(f"column {name!r} holds None: mark absent cells with present=")
         if issubclass(kind, str | bytes | bytearray | memoryview):
-            return Ragged._from_cells(name, cells)
+            return ragged_from_cells(name, cells)
         if issubclass(kind, Mapping):
             raise SchemaError(f"column {name!r} is a list of dicts: pass a dict of lists")
     if len({cell.dtype for cell in cells if isinstance(cell, np.ndarray)}) > 1:
-        return Ragged._from_cells(name, cells)  # which refuses them, and names the rows
+        return ragged_from_cells(name, cells)  # which refuses them, and names the rows
     try:
         array = np.asarray(cells)
     except ValueError:  # they differ in shape
-        return Ragged._from_cells(name, cells)
+        return ragged_from_cells(name, cells)
     check_dtype(name, array.dtype)
     return array
+
+
+def row_count(columns: Mapping[str, ColumnData]) -> int:
+    """The number of rows of columns of one length; 0 where there is no column."""
+    return len(next(iter(columns.values()), ()))
 
 
 def check_lengths(columns: Mapping[str, ColumnData], unit: str) -> None:

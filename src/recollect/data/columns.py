@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.data.column_data import ColumnData, Mask
+from recollect.data.column_data import ColumnData, Mask, row_count
 from recollect.data.dotted_names import nest
 from recollect.data.ragged import Ragged, arrays_equal, describe_ragged
 
@@ -34,12 +34,12 @@ class Columns(Mapping[str, Any]):
     columns: dict[str, ColumnData]
     _present: dict[str, Mask] | None
 
-    @classmethod
-    def _of(cls, columns: dict[str, ColumnData], present: dict[str, Mask] | None) -> Columns:
-        self = object.__new__(cls)
+    def __init__(
+        self, columns: dict[str, ColumnData], present: dict[str, Mask] | None = None
+    ) -> None:
+        """For the engine: columns and masks by dotted name, of which nothing is checked."""
         self.columns = columns
         self._present = present
-        return self
 
     @property
     def present(self) -> dict[str, Mask]:
@@ -66,8 +66,10 @@ class Columns(Mapping[str, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def _count(self) -> int:
-        return len(next(iter(self.columns.values()), ()))
+    @property
+    def rows(self) -> int:
+        """The number of rows (`len(columns)` counts names, as in any mapping)."""
+        return row_count(self.columns)
 
     def equals(self, other: object) -> bool:
         """Whether the other has the same columns and absent cells (NaN equals NaN).
@@ -118,7 +120,7 @@ class Columns(Mapping[str, Any]):
         return to_torch(self.columns, device, pin_memory)
 
     def __repr__(self) -> str:
-        return "\n".join([f"Columns({self._count()} rows)", *described(self.columns)])
+        return "\n".join([f"Columns({self.rows} rows)", *described(self.columns)])
 
 
 def described(columns: Mapping[str, ColumnData], indent: str = "  ") -> list[str]:

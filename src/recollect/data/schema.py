@@ -17,7 +17,7 @@ from recollect.data.column_data import as_column, check_lengths, spread
 from recollect.data.columns import Columns
 from recollect.data.dotted_names import flatten
 from recollect.data.dtypes import check_dtype, dtype_named
-from recollect.data.ragged import Ragged
+from recollect.data.ragged import Ragged, ragged_from_cells
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import load as kernels
 
@@ -227,7 +227,7 @@ class Schema:
         for name in names:
             inside = [c for c in self.columns if c == name or c.startswith(f"{name}.")]
             if not inside:
-                raise SchemaError(f"unknown {self.what} {name!r}; this table has {self._names()}")
+                raise SchemaError(f"unknown {self.what} {name!r}; this table has {self.listed()}")
             expanded.extend(inside)
         return list(dict.fromkeys(expanded))
 
@@ -269,9 +269,9 @@ class Schema:
 
     def check(self, given: Mapping[str, Any]) -> Rows:
         """Check columns against the schema; raises `SchemaError`, converts lists."""
-        return self._check_plain(given) or self._check_any(given)
+        return self.plain_rows(given) or self._check_any(given)
 
-    def _check_plain(self, given: Mapping[str, Any]) -> Rows | None:
+    def plain_rows(self, given: Mapping[str, Any]) -> Rows | None:
         """The common case, arrays that fit as they are; None where there is more to say."""
         if self._plain is None or type(given) is not dict or len(given) != len(self._plain):
             return None
@@ -285,7 +285,7 @@ class Schema:
         for name in flat:
             if name not in self.columns:
                 raise SchemaError(
-                    f"unknown {self.what} {name!r}; this table has {self._names()}"
+                    f"unknown {self.what} {name!r}; this table has {self.listed()}"
                     + ("; add_column() adds an optional one" if self.what == "column" else "")
                 )
         columns: list[Stored] = []
@@ -344,7 +344,8 @@ class Schema:
                 payload += (rows.count if present is None else int(present.sum())) * expected.size
         return payload
 
-    def _names(self) -> str:
+    def listed(self) -> str:
+        """The columns with what they hold, as a message lists them."""
         listed = (f"{name!r} ({column})" for name, column in self.columns.items())
         return ", ".join(listed) or "none"
 
@@ -398,7 +399,7 @@ def _convert(name: str, value: Any, expected: Column | None) -> Array | Ragged:
     if expected is not None and isinstance(value, list | tuple):
         if expected.ragged:
             text = {"str": str, "bytes": bytes}
-            return Ragged._from_cells(name, list(value), text.get(expected.kind, expected.dtype))
+            return ragged_from_cells(name, list(value), text.get(expected.kind, expected.dtype))
         if not any(isinstance(cell, np.ndarray) for cell in value):
             return _from_numbers(name, value, expected)
     return as_column(name, value)

@@ -252,7 +252,7 @@ class Table:
                 if not same or not all(column.optional for column in added):
                     raise SchemaError(
                         f"table {self.name!r} is stored with the columns "
-                        f"{self._schema._names()}, and signature= says otherwise; leave it out, or "
+                        f"{self._schema.listed()}, and signature= says otherwise; leave it out, or "
                         "choose another name for the table"
                     )
 

@@ -122,7 +122,7 @@ def stream_of(columns: Columns, at: int = 0) -> list[Any]:
     buffers: list[Array | None] = []
     for each in parts:
         _add(each, nodes, buffers)
-    return form.stream(columns._count(), nodes, buffers, at)
+    return form.stream(columns.rows, nodes, buffers, at)
 
 
 def _kind_of(name: str, parts: Parts) -> Any:

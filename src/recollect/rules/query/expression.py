@@ -237,22 +237,22 @@ class Field:
             raise QueryError(f"a field has a name, a str that is not empty, got {self.name!r}")
 
     def __eq__(self, other: object) -> Query:  # type: ignore[override]
-        return self._compare("==", other)
+        return self.compare("==", other)
 
     def __ne__(self, other: object) -> Query:  # type: ignore[override]
-        return self._compare("!=", other)
+        return self.compare("!=", other)
 
     def __lt__(self, other: object) -> Query:
-        return self._compare("<", other)
+        return self.compare("<", other)
 
     def __le__(self, other: object) -> Query:
-        return self._compare("<=", other)
+        return self.compare("<=", other)
 
     def __gt__(self, other: object) -> Query:
-        return self._compare(">", other)
+        return self.compare(">", other)
 
     def __ge__(self, other: object) -> Query:
-        return self._compare(">=", other)
+        return self.compare(">=", other)
 
     def isin(self, values: Iterable[object]) -> Query:
         """The field equals one of `values`."""
@@ -264,7 +264,8 @@ class Field:
         """`low <= field <= high`."""
         return (self >= low) & (self <= high)
 
-    def _compare(self, op: Op, value: object) -> Query:
+    def compare(self, op: Op, value: object) -> Query:
+        """`field op value`, where the operator is known as text."""
         return Compare(self.name, op, value)  # type: ignore[arg-type]  # Compare checks it
 
     def _no_condition(self, other: object = None) -> NoReturn:
