@@ -24,7 +24,7 @@ from recollect.data.batch import Batch
 from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, LeaseExpired, QueryError, SchemaError, TableClosed, shown
 from recollect.rules.limiters import Counts, Limiter, MinSize, Queue, Stack
-from recollect.rules.query import Query, as_query, bind, split
+from recollect.rules.query import Query, allowed_partitions, as_query, bind
 from recollect.rules.selectors import Fifo, Lifo, Ordered, Selector, Uniform, largest_alpha
 from recollect.rules.selectors import ages as selectors_age
 from recollect.storage.base import Chosen, Contended, Layout, Shared, Storage, Where
@@ -969,7 +969,7 @@ class Table:
         known = self._wheres.get(query)
         if known is None:
             bound = bind(query, self._fields)
-            partitions, rest = split(bound, self.partition_by)
+            partitions, rest = allowed_partitions(bound, self.partition_by)
             known = Where(bound, partitions, rest)
             if len(self._wheres) >= REMEMBERED_QUERIES:
                 self._wheres.clear()

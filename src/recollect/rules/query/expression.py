@@ -1,7 +1,7 @@
 """The expression tree of a query, and `field`, which builds it with Python's operators.
 
-There are five nodes: Compare, IsIn, And, Or, Not. Each knows its text and its mapping; reading
-those two forms back is the business of `text.py` and `mapping.py`. The text is also a node's
+There are five nodes: Compare, IsIn, And, Or, Not. Each knows its text and its mapping; `parser.py`
+and `mapping.py` read those two forms back. The text is also a node's
 identity: two queries are equal when they read the same, which tells 1 from 1.0 and from True.
 """
 
