@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from recollect.errors import InvalidValue, shown
 
 Keys = NDArray[np.uint64]
 
-LOWEST = -(1 << 61)  # a bound below it keeps numbers in range, and says nothing to a user
+LOWEST = -(1 << 61)  # a bound below it only keeps numbers in range: messages leave it out
 
 
-def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
+def whole(name: str, value: object, least: int, most: int = (1 << 62)) -> int:
     """A whole number within bounds."""
     if isinstance(value, np.integer):
         value = int(value)
@@ -28,7 +27,7 @@ def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
     return value
 
 
-def time_span(name: str, value: Any) -> float:
+def time_span(name: str, value: object) -> float:
     """A time span of 0 or more; infinity is one."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -37,21 +36,21 @@ def time_span(name: str, value: Any) -> float:
     return min(float(value), math.inf)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """True or False, and nothing else."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: object) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InvalidValue(f"{name}: expected text that is not empty, got {shown(value)}")
     return value
 
 
-def keys_of(keys: Any) -> Keys:
+def keys_of(keys: object) -> Keys:
     """Keys as a flat array of uint64."""
     if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
         return np.ascontiguousarray(keys)
@@ -74,11 +73,11 @@ def keys_of(keys: Any) -> Keys:
     return np.atleast_1d(array).astype(np.uint64)
 
 
-def _is_whole(key: Any) -> bool:
+def _is_whole(key: object) -> bool:
     return isinstance(key, int | np.integer) and not isinstance(key, bool)
 
 
-def names(name: str, values: Any) -> tuple[str, ...]:
+def names(name: str, values: object) -> tuple[str, ...]:
     """Names: one, or several."""
     if isinstance(values, str):
         return (values,)

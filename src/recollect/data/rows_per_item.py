@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,7 +11,7 @@ from recollect.errors import InvalidValue, shown
 ONE_ROW = np.ones(1, np.int32)
 
 
-def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
+def items_of(rows: int, rows_per_item: object) -> tuple[NDArray[np.int32], int]:
     """How many rows each item has (one number where all have the same), and how many items."""
     if type(rows_per_item) is int:
         if rows_per_item == 1:
