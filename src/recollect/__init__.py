@@ -8,10 +8,11 @@ import typing as _typing
 
 from recollect import errors
 from recollect.base.clock import Clock, ManualClock, SystemClock
+from recollect.base.leases import Lease
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.data.conversions import RaggedTensor
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column
 from recollect.errors import (

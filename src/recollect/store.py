@@ -153,6 +153,4 @@ class Store(Mapping[str, Table]):
         return f"Store({list(self._tables.values())!r})"
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_store
-
-        return of_store(self)
+        return "".join(table._repr_html_() for table in self._tables.values())

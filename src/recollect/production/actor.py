@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recollect.base.leases import LeaseLike
 from recollect.base.optional import optional
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
-from recollect.data.info import LeaseLike
 from recollect.production.manager import BatchSize, Manager
 from recollect.production.results import BatchResult
 from recollect.production.save import Checkpoint, CheckpointSaving

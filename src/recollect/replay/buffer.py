@@ -635,9 +635,14 @@ class ReplayBuffer(Batched):
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_replay
+        from recollect.base.html import closed
+        from recollect.replay.replay_html import of_replay
 
-        return of_replay(self)
+        if self._closed:
+            return closed("ReplayBuffer")
+        stats = self.stats()
+        episodes = self.episodes() if stats["size"] else None
+        return of_replay(stats, self.sampler, self.limiter, episodes)
 
     def _legal_starts(
         self,

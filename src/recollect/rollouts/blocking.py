@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
-from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiry import advance
@@ -216,9 +216,19 @@ class BlockingBuffer:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
+        from recollect.base.html import closed
+        from recollect.rollouts.buffer_html import of_rollouts
+        from recollect.table.table_html import some_items
 
-        return of_rollouts(self)
+        core, table = self.core, self.core.table
+        if table.closed:
+            return closed("RolloutBuffer")
+        stats, counts, accounts = self.stats(), self.counts(), self.accounts()
+        with table.transaction():
+            step = core.train_step
+            versions = [entry.version for entry in core.entries.values() if not entry.trained]
+            info = some_items(table.storage)
+        return of_rollouts(stats, counts, accounts, step, versions, info)
 
     def close(self) -> None:
         self.core.close()

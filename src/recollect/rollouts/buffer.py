@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
-from recollect.data.info import Lease, LeaseLike
+from recollect.base.leases import Lease, LeaseLike
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, AsyncEvents
@@ -383,6 +383,4 @@ class RolloutBuffer:
         return repr(self.sync).removesuffix(".sync")
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
-
-        return of_rollouts(self)
+        return self.sync._repr_html_()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, whole
 from recollect.base.clock import Clock
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column, Rows
 from recollect.errors import InvalidValue, shown

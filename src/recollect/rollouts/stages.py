@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import text, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Stored
 from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
 from recollect.rollouts.annotations import NEVER_LATER, PLACES, Filling, fill

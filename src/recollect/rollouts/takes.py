@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import keys_of, many, text, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiry import advance_to, expire_due

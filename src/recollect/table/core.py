@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
-from recollect.base.leases import LeaseBook, Leases
+from recollect.base.leases import Lease, LeaseBook, LeaseLike, Leases
 from recollect.base.requests import RequestBook, Requests
-from recollect.data.info import Lease, LeaseLike
 from recollect.data.schema import Schema
 from recollect.errors import TableClosed
 from recollect.storage.base import Chosen, Contended, Layout, Shared, Storage

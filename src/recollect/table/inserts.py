@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import items_of, many
+from recollect.base.arguments import many
 from recollect.base.requests import Request, check_request
+from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows, Schema
 from recollect.errors import NeverPossible, SchemaError, shown
 from recollect.storage.base import NewItems

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
@@ -38,7 +39,6 @@ from recollect.durability.journal.records import (
 from recollect.durability.snapshot.members import Member
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
 from recollect.table.effects import (

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, time_span, whole
 from recollect.base.clock import Clock, SystemClock
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
 from recollect.data.batch import Batch
-from recollect.data.info import Lease, LeaseLike
 from recollect.data.schema import Column
 from recollect.errors import InvalidValue, QueryError, SchemaError
 from recollect.rules.limiters import Limiter, MinSize, Queue, Stack
@@ -510,9 +510,16 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_table
+        from recollect.base.html import closed
+        from recollect.table.table_html import of_table, some_items
 
-        return of_table(self)
+        core = self.core
+        if core.closed:
+            return closed(f"Table {self.name!r}")
+        stats, columns = self.stats(), self.columns
+        with core.transaction():
+            info = None if core.schemas.rows is None else some_items(core.storage)
+        return of_table(stats, self.sampler, self.remover, self.limiter, columns, info)
 
     # -- rules that may change while the table runs -----------------------------------------------
     @property

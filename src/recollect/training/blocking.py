@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recollect.base.threads import BlockingFace
+from recollect.base.blocking_face import BlockingFace
 from recollect.errors import InvalidValue
 from recollect.rollouts.group import Group
 from recollect.training.train_step import RankBatch
