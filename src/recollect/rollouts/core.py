@@ -52,7 +52,7 @@ from recollect.storage.fields import parse_tags
 from recollect.storage.memory.chosen import MemoryChosen
 from recollect.table.changes import add_column
 from recollect.table.checks import check_versions
-from recollect.table.inserts import NewInsert, try_insert
+from recollect.table.inserts import Insert
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.table import LARGEST_CAPACITY, Table, WhereLike
 from recollect.table.waiting import Blocked
@@ -399,24 +399,10 @@ class Core:
         if per_item is None:
             per_item = self._per_item[encoded.count] = np.array([encoded.count], np.int32)
         shared = Rows(1, encoded.shared, encoded.shared_present)
-        inserted = try_insert(
-            table,
-            NewInsert(
-                rows,
-                shared,
-                per_item,
-                1,
-                None,
-                encoded.fields,
-                0.0,
-                -1.0,
-                {},
-                None,
-                table.schemas.rows,
-                table.schemas.shared,
-                None,
-            ),
-        )
+        inserted = Insert(
+            rows, shared, per_item, 1, None, encoded.fields, 0.0, -1.0,
+            {}, None, table.schemas.rows, table.schemas.shared, None, core=table,
+        ).attempt()  # fmt: skip
         assert not isinstance(inserted, Blocked)
         return int(inserted[0])
 

@@ -25,7 +25,7 @@ from recollect.table.field_set import FieldSet
 from recollect.table.rule_set import RuleSet
 from recollect.table.runner import Runner, Verb
 from recollect.table.sharing import TableSharing
-from recollect.table.waiting import Gate
+from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
     from recollect.durability.journal.member import Journaled
@@ -162,7 +162,9 @@ class TableCore(Runner):
 
     def left(self, gone: int, reason: str, items: Chosen | Keys | None) -> None:
         """Items have left: count them, and tell those who follow."""
-        self.counts.left(gone, reason)
+        counts = self.counts
+        counts.removals += gone
+        counts.removed[reason] = counts.removed.get(reason, 0) + gone
         if items is None:
             self.effects.number += 1
         elif isinstance(items, np.ndarray):
@@ -215,23 +217,30 @@ class TableCore(Runner):
             try:
                 with self.shared.taking():
                     self.enter()
-                    return self._attempt(verb)
+                    return self.attempt(verb)
             except Contended:  # others hold some of the items: see what they leave
                 pass
         with self.transaction():
             self.enter()
-            return self._attempt(verb)
+            return self.attempt(verb)
+
+    def attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+        tried = verb.attempt()
+        effects = self.effects
+        if effects.queue:
+            try:
+                effects.deliver()
+            except BaseException:  # a follower's: the caller gets that, and no result
+                if not isinstance(tried, Blocked):
+                    verb.undo(tried)
+                raise
+        return tried, effects.number if effects.followers else 0
 
     def _tell(self) -> None:
         self.effects.deliver()
 
-    def _number(self) -> int:
-        return self.effects.number
+    def _settle(self, number: int, changed: bool) -> None:
+        self.effects.settle(number, changed=changed)
 
-    def _settle(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.effects.followers:
-            self.effects.settle(number, changed=verb.changed(tried))
-
-    async def _settle_async(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.effects.followers:
-            await self.effects.settle_async(number, changed=verb.changed(tried))
+    async def _settle_async(self, number: int, changed: bool) -> None:
+        await self.effects.settle_async(number, changed=changed)
