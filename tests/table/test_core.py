@@ -49,11 +49,10 @@ def test_what_fails_after_the_attempt_is_undone_under_the_lock(face):
         raise ValueError("no memory for the result")
 
     verb = PlainVerb("try", lambda: 7, finish=finish, undo=undone.append)
+    core = table.core
+    call = core.run if face == "thread" else lambda verb: asyncio.run(core.run_async(verb))
     with pytest.raises(ValueError, match="no memory"):
-        if face == "thread":
-            table.core.run(verb)
-        else:
-            asyncio.run(table.core.run_async(verb))
+        call(verb)
     assert undone == [7]
 
 

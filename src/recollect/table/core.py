@@ -217,14 +217,14 @@ class TableCore(Runner):
             try:
                 with self.shared.taking():
                     self.enter()
-                    return self.attempt(verb)
+                    return self._attempt(verb)
             except Contended:  # others hold some of the items: see what they leave
                 pass
         with self.transaction():
             self.enter()
-            return self.attempt(verb)
+            return self._attempt(verb)
 
-    def attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
         tried = verb.attempt()
         effects = self.effects
         if effects.queue:

@@ -108,7 +108,7 @@ class Runner(ABC):
         """What every call does first under the lock."""
 
     @abstractmethod
-    def attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
         """Under the lock: try a verb, and tell those who follow what it changed.
 
         Returns what the verb returned, and the number up to which `_settle` must make changes
@@ -151,11 +151,11 @@ class Runner(ABC):
         """The first attempt."""
         with self.transaction():
             self.enter()
-            return self.attempt(verb)
+            return self._attempt(verb)
 
     def _again(self, verb: Verb[Any]) -> tuple[Any, int] | Blocked:
         """A later attempt, which the gate makes under the lock."""
-        tried, number = self.attempt(verb)
+        tried, number = self._attempt(verb)
         return tried if isinstance(tried, Blocked) else (tried, number)
 
     def _undo(self, verb: Verb[Any], tried: Any) -> None:
