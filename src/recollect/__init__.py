@@ -7,6 +7,7 @@
 import typing as _typing
 
 from recollect import errors
+from recollect.base import registry as _registry
 from recollect.base.clock import Clock, ManualClock, SystemClock
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
@@ -182,6 +183,10 @@ _LATER = {  # what a table does not need is imported when it is first asked for
     "storage.frame.storage": ("FrameStorage",),
     "storage.sql": ("SqlStorage",),
 }
+
+# What a lower layer asks of a higher one by name; imported when it is first asked for.
+_registry.register("table_from_config", "recollect.config")
+_registry.register("store_from_config", "recollect.config")
 
 
 def __getattr__(name: str) -> _typing.Any:

@@ -227,9 +227,9 @@ class Table:
         >>> rc.Table.from_config({"name": "t", "capacity": 10, "sampler": "Fifo"}).sampler
         Fifo()
         """
-        from recollect.config import table_from_config
+        from recollect.base import registry
 
-        return table_from_config(config)
+        return registry.resolve("table_from_config", Table)(config)
 
     # -- columns --------------------------------------------------------------------------------
     def _check_bytes(self, limiter: Limiter, rows: Schema, shared: Schema | None) -> None:
