@@ -1093,13 +1093,14 @@ def test_a_group_that_the_journal_may_have_lost_is_not_given_back_beside_the_sto
         manager.start(1)
         await asyncio.sleep(30)
         assert len(manager.in_flight["math"]) == 1  # what came from the buffer with a token
-        do = buffer.sync._run
+        context = manager.contexts["math"]
+        put = context.put_at_once
 
-        def lost(verb):
-            do(verb)
+        def lost(group):
+            put(group)
             raise JournalError("the disk is full")
 
-        buffer.sync._run = lost
+        context.put_at_once = lost
         await manager.pause()
         assert buffer.find("math-0") is not None
         assert prompts.given_back == []

@@ -1,4 +1,4 @@
-"""`Room`: a place in the buffer for every generation, so that no result has to wait.
+"""`ReservedRoom`: a place in the buffer for every generation, so that no result has to wait.
 
 Where a buffer is bounded, room is reserved at the start. When there is none, one coroutine waits
 for some and then wakes the producer; a stop cancels it, so a full buffer never stalls a pause.
@@ -12,10 +12,11 @@ from typing import Any
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.verbs import run_async
 from recollect.table.waiting import Blocked
 
 
-class Room:
+class ReservedRoom:
     """The reservations of one task. On the manager's event loop only."""
 
     def __init__(
@@ -63,7 +64,8 @@ class Room:
 
     async def _wait(self) -> None:
         me = asyncio.current_task()
-        verb = self._buffer._core.space.reserve_all(1, self._task, None)
+        core = self._buffer._core
+        verb = core.space.reserve_all(1, self._task, None)
         promised = False
 
         def attempt() -> Any:
@@ -73,7 +75,7 @@ class Room:
             return got
 
         try:
-            await self._buffer._run(verb._replace(attempt=attempt))
+            await run_async(core.table, verb._replace(attempt=attempt))
         except BaseException as error:  # perhaps after the promise, while a journal was written
             if promised:
                 self.give_back()
