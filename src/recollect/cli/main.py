@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from recollect.base.version import version
 from recollect.cli.display import add_examples
 from recollect.errors import InvalidValue, RecollectError
 
@@ -41,9 +42,7 @@ class Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, *_: Any) -> NoReturn:
-        import recollect
-
-        print(f"recollect {recollect.__version__}")
+        print(f"recollect {version()}")
         raise SystemExit(0)
 
 

@@ -252,9 +252,9 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _version() -> str:
-    from recollect import __version__
+    from recollect.base.version import version
 
-    return __version__
+    return version()
 
 
 class _Save:
