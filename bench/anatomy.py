@@ -117,7 +117,7 @@ def _timed_with(
 def _watched(table: Any) -> Iterator[defaultdict[str, float]]:
     """Time every kernel that the table's storage calls."""
     spent: defaultdict[str, float] = defaultdict(float)
-    storage = table._storage
+    storage = table.core.storage
     places = [(storage, "_choose", "choose")]
     for name in ("update_priorities", "range_of", "arrange", "recycle"):
         places.append((storage._kernels.items, name, name))

@@ -101,7 +101,7 @@ class Recollect:
 
     def forget(self) -> None:
         """Nothing is on disk, as far as it knows: the next save is a first one."""
-        self.table._storage.ledger = None  # type: ignore[attr-defined]
+        self.table.core.storage.ledger = None  # type: ignore[attr-defined]
 
     def load(self, path: Path) -> None:
         self.store.load(path, progress=False)
@@ -125,7 +125,7 @@ class RecollectRollouts:
         self.buffer.save(path, progress=False)
 
     def forget(self) -> None:
-        self.buffer.table._storage.ledger = None  # type: ignore[attr-defined]
+        self.buffer.table.core.storage.ledger = None  # type: ignore[attr-defined]
 
     def load(self, path: Path) -> None:
         self.buffer.load(path, progress=False)

@@ -114,7 +114,7 @@ def _flat_out(path: Path) -> float:
     began = time.perf_counter()
     for _ in range(FLAT_OUT):
         table.insert(rows)
-    table._journal.writer.flush()
+    table.core.journal.writer.flush()
     took = time.perf_counter() - began
     _end(table, path)
     return FLAT_OUT * MIB / took
@@ -196,14 +196,14 @@ def _groups(path: Path | None) -> float:
     for one in groups[GROUPS:]:
         buffer.sync.put(one)
     return _inserts(
-        buffer.sync, buffer._core.table, path, lambda n: buffer.sync.put(groups[n]), GROUPS
+        buffer.sync, buffer.core.table, path, lambda n: buffer.sync.put(groups[n]), GROUPS
     )
 
 
 def _inserts(
     owner: Any, table: Any, path: Path | None, insert: Callable[[int], object], times: float
 ) -> float:
-    flush = (lambda: None) if path is None else table._journal.writer.flush
+    flush = (lambda: None) if path is None else table.core.journal.writer.flush
     flush()
     began = time.perf_counter()
     for number in range(int(times)):
@@ -236,7 +236,7 @@ def _table(path: Path | None) -> Any:
     for _ in range(KEPT + 16):
         table.insert(rows)
     if path is not None:
-        table._journal.writer.flush()  # type: ignore[union-attr]
+        table.core.journal.writer.flush()  # type: ignore[union-attr]
     return table
 
 

@@ -77,9 +77,9 @@ def test_of_a_large_table_some_items_are_looked_at(n, monkeypatch):
     table = rc.Table("t", capacity=n)
     table.insert({"x": np.zeros(n)}, priority=np.arange(1.0, n + 1))
     asked = []
-    get = table._storage.get
+    get = table.core.storage.get
     monkeypatch.setattr(
-        table._storage, "get", lambda keys, c: asked.append(keys.size) or get(keys, c)
+        table.core.storage, "get", lambda keys, c: asked.append(keys.size) or get(keys, c)
     )
     table._repr_html_()
     assert LOOKED_AT / 2 <= asked[0] <= LOOKED_AT

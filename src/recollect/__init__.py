@@ -9,10 +9,11 @@ import typing as _typing
 from recollect import errors
 from recollect.base import registry as _registry
 from recollect.base.clock import Clock, ManualClock, SystemClock
+from recollect.base.leases import Lease
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.data.conversions import RaggedTensor
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column
 from recollect.errors import (
@@ -201,9 +202,9 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "training":
         return importlib.import_module("recollect.training")
     if name == "__version__":
-        from recollect.base.version import version
+        from recollect.base.version import installed_version
 
-        return version()
+        return installed_version()
     import sys
 
     # name and obj let the interpreter say what may have been meant

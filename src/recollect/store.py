@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from recollect.base import registry
 from recollect.errors import InvalidValue, shown
+from recollect.table.core import TableCore
 from recollect.table.table import Table
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from recollect.durability.journal.open_journal import OpenJournal
+    from recollect.durability.snapshot.members import Member
     from recollect.durability.snapshot.reader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
@@ -47,7 +49,7 @@ class Store(Mapping[str, Table]):
         if journal is not None:
             from recollect.table.journaled import open_journal_of_store
 
-            self._journal = open_journal_of_store(self._tables, journal)
+            self._journal = open_journal_of_store(self._cores(), journal)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
@@ -106,7 +108,7 @@ class Store(Mapping[str, Table]):
         from recollect.durability.snapshot.saver import save_snapshot
 
         return save_snapshot(
-            path, self._tables, step=step, others=files, keep_last=keep_last,
+            path, self._members(), step=step, others=files, keep_last=keep_last,
             compression=compression, progress=progress,
         )  # fmt: skip
 
@@ -129,7 +131,15 @@ class Store(Mapping[str, Table]):
         """
         from recollect.durability.snapshot.reader import load_snapshot
 
-        return load_snapshot(path, self._tables, step=step, progress=progress)
+        return load_snapshot(path, self._members(), step=step, progress=progress)
+
+    def _cores(self) -> dict[str, TableCore]:
+        return {name: table.core for name, table in self._tables.items()}
+
+    def _members(self) -> dict[str, Member]:
+        from recollect.table.member import member_of
+
+        return {name: member_of(core) for name, core in self._cores().items()}
 
     def close(self) -> None:
         """Close every table."""
@@ -142,6 +152,4 @@ class Store(Mapping[str, Table]):
         return f"Store({list(self._tables.values())!r})"
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_store
-
-        return of_store(self)
+        return "".join(table._repr_html_() for table in self._tables.values())

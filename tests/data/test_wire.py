@@ -12,8 +12,9 @@ from arbitrary_batches import all_bits
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from recollect.base.leases import Lease
 from recollect.data.batch import Batch
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged
 from recollect.data.wire import from_frames, to_frames
 from recollect.errors import SchemaError

@@ -168,7 +168,7 @@ class Model:
 def table_items(table: rc.Table) -> dict[int, list[Any]]:
     if not len(table):
         return {}
-    storage: Any = table._storage
+    storage: Any = table.core.storage
     batch = table.get(storage.find(None, None, visible=False))
     order = storage._items.seq(storage._items.slots_of(batch.info.keys)).argsort()
     deliveries = batch.info.deliveries - 1

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from callers import until
-from journal_state import flushed_copy, table_state
+from journal_state import flushed_copy, journal_of, table_state
 
 import recollect as rc
 from recollect.durability.format import frame, frames, read_record
@@ -36,7 +36,7 @@ def reopened(path: Path, **options: Any) -> rc.Table:
 
 def left_behind(owner: Any, path: Path, target: Path) -> Path:
     """What a crash would leave now: nothing is flushed for it."""
-    with owner._journal.writer.paused():
+    with journal_of(owner).writer.paused():
         shutil.copytree(path, target, ignore=shutil.ignore_patterns("lock"))
     return target
 
@@ -77,10 +77,10 @@ def test_with_always_a_change_is_on_the_disk_when_its_call_returns(
 def test_a_sample_does_not_wait_for_the_disk_unless_it_removes(tmp_path: Path) -> None:
     table = make(rc.Journal(tmp_path / "j", sync="always"), max_times_sampled=2)
     table.insert({"x": [1]})
-    written = table._journal.writer.log.number  # type: ignore[union-attr]
-    with table._journal.writer.flushing:  # type: ignore[union-attr]
+    written = table.core.journal.writer.log.number  # type: ignore[union-attr]
+    with table.core.journal.writer.flushing:  # type: ignore[union-attr]
         table.sample(1)
-    assert table._journal.writer.log.number == written  # type: ignore[union-attr]
+    assert table.core.journal.writer.log.number == written  # type: ignore[union-attr]
     table.sample(1)
     copy = left_behind(table, tmp_path / "j", tmp_path / "copy")
     assert len(reopened(copy)) == 0
@@ -98,7 +98,7 @@ def test_with_interval_a_call_returns_before_it_is_written(tmp_path: Path) -> No
 def test_with_interval_the_disk_follows_by_itself(tmp_path: Path) -> None:
     table = make(rc.Journal(tmp_path / "j", interval=0.01))
     table.insert({"x": [1, 2]})
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     with writer._changed:
         assert writer._changed.wait_for(lambda: writer.log.number > 0, 30)
     copy = left_behind(table, tmp_path / "j", tmp_path / "copy")
@@ -108,7 +108,7 @@ def test_with_interval_the_disk_follows_by_itself(tmp_path: Path) -> None:
 
 def test_eight_mebibytes_do_not_wait_for_the_interval(tmp_path: Path) -> None:
     table = make(rc.Journal(tmp_path / "j", sync="off", interval=1e9), capacity=10)
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     writer._last = time.monotonic()
     table.insert({"x": np.zeros((1, 9 << 20), np.uint8)})
     with writer._changed:
@@ -119,7 +119,7 @@ def test_eight_mebibytes_do_not_wait_for_the_interval(tmp_path: Path) -> None:
 def test_callers_that_wait_together_share_a_sync(tmp_path: Path) -> None:
     table = make(rc.Journal(tmp_path / "j", sync="always"))
     table.insert({"x": [0]})
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     before = writer.log.number
     with writer.flushing:  # the disk is busy
         threads = [threading.Thread(target=table.insert, args=[{"x": [k]}]) for k in range(20)]
@@ -135,7 +135,7 @@ def test_callers_that_wait_together_share_a_sync(tmp_path: Path) -> None:
 
 def test_a_coroutine_that_waits_for_the_disk_lets_the_loop_go_on(tmp_path: Path) -> None:
     table = make(rc.Journal(tmp_path / "j", sync="always"))
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
 
     async def main() -> list[str]:
         order = []
@@ -171,7 +171,7 @@ def test_rollouts_wait_for_the_disk_in_both_faces(tmp_path: Path) -> None:
     group = rc.Group([rc.Rollout([1], [2], finish_reason="stop")], task="math", group_id="a")
     buffer.sync.put(group, version=0)
     asyncio.run(buffer.advance(3))
-    copy = left_behind(buffer._core, tmp_path / "j", tmp_path / "copy")
+    copy = left_behind(buffer.core, tmp_path / "j", tmp_path / "copy")
     again = rc.RolloutBuffer(journal=rc.Journal(copy, sync="off"))
     assert (again.find("a"), again.train_step) == (buffer.find("a"), 3)
     again.close()
@@ -193,7 +193,7 @@ def test_callers_wait_when_too_much_is_queued(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.setattr(journal_writer, "MOST_QUEUED", 1000)
     monkeypatch.setattr(journal_member, "MOST_QUEUED", 1000)
     table = make(rc.Journal(tmp_path / "j", sync="off", interval=1e9))
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     done = threading.Event()
 
     def work() -> None:
@@ -217,7 +217,7 @@ def test_what_comes_faster_than_it_is_written_becomes_several_records(
 ) -> None:
     monkeypatch.setattr(journal_writer, "FLUSH_AT", 1)
     table = make(rc.Journal(tmp_path / "j", sync="off", interval=1e9))
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     plain = writer._tell_waiters
     more = iter(range(1, 5))
 
@@ -391,7 +391,7 @@ def test_a_journal_is_compacted_and_stays_bounded(tmp_path: Path) -> None:
     path = tmp_path / "j"
     options = {"sync": "off", "interval": 1e9, "compact_at": 50_000}
     table = make(rc.Journal(path, **options), sampler=rc.Fifo())  # type: ignore[arg-type]
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     held = None
     for k in range(60):
         table.insert({"x": np.full((4, 500), k)}, task="math", request=("a", k))
@@ -426,7 +426,7 @@ def test_a_snapshot_that_cannot_be_written_leaves_the_journal_as_it_was(
 
     monkeypatch.setattr(snapshot, "save_snapshot", full)
     table = make(rc.Journal(tmp_path / "j", sync="off", compact_at=1000))
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     for k in range(30):
         table.insert({"x": np.full((1, 100), k)})
         writer.flush()
@@ -469,7 +469,7 @@ def rollouts_member(journal: Any) -> Any:
             rollouts = [rc.Rollout([1], [2], finish_reason="stop", blobs={"i": [b"cat"]})]
             buffer.sync.put(rc.Group(rollouts, task="math"))
 
-    return buffer._core, add, lambda: len(buffer), buffer.save, buffer.load
+    return buffer.core, add, lambda: len(buffer), buffer.save, buffer.load
 
 
 def steps_member(journal: Any) -> Any:
@@ -581,7 +581,7 @@ def test_a_torn_tail_is_cut_and_told(lost: int, tmp_path: Path, caplog: Any) -> 
     assert sorted(table.get(list(table.counts("key")))["x"].tolist()) == [0, 1, 2]
     assert f"bytes were cut at {sizes[-2]}" in caplog.text
     assert os.path.getsize(file) == sizes[-2]
-    (torn,) = table._journal.recovery.torn  # type: ignore[union-attr]
+    (torn,) = table.core.journal.recovery.torn  # type: ignore[union-attr]
     assert (torn.at, torn.bytes) == (sizes[-2], sizes[-1] - sizes[-2] - lost)
     table.close()
 

@@ -174,7 +174,7 @@ def test_large_records_come_back_and_are_torn_like_small_ones(tmp_path: Path) ->
     for sync in ("interval", "off"):
         path = tmp_path / sync
         with rc.Table("t", capacity=9, journal=rc.Journal(path, sync=sync, interval=1e9)) as table:
-            writer = table._journal.writer  # type: ignore[union-attr]
+            writer = table.core.journal.writer  # type: ignore[union-attr]
             ends = []
             for k in range(4):
                 table.insert({"x": np.full((1, columns), k, np.float32), "text": ["word" * k]})
@@ -184,7 +184,7 @@ def test_large_records_come_back_and_are_torn_like_small_ones(tmp_path: Path) ->
         assert min(np.diff(ends)) > direct.WORTH_IT
         os.truncate(file, ends[3] - 5000)
         with rc.Table("t", capacity=9, journal=path) as again:
-            (torn,) = again._journal.recovery.torn  # type: ignore[union-attr]
+            (torn,) = again.core.journal.recovery.torn  # type: ignore[union-attr]
             assert (torn.at, torn.bytes) == (ends[2], ends[3] - 5000 - ends[2])
             stored = again.get(list(again.counts("key")))
             assert sorted(stored["x"][:, -1].tolist()) == [0, 1, 2]

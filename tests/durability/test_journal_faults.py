@@ -26,7 +26,7 @@ CALLS = 6
 def journaled(path: Path, files: Files, **options: Any) -> rc.Table:
     table = rc.Table("t", capacity=100)
     journal = rc.Journal(path, **{"sync": "always", **options})
-    table._journal = OpenJournal(journal, [JournaledTable(table)], files=files)
+    table.core.journal = OpenJournal(journal, [JournaledTable(table.core)], files=files)
     return table
 
 
@@ -51,7 +51,7 @@ def stored(path: Path, target: Path) -> list[int]:
 
 def script(path: Path, files: Faulty) -> tuple[list[bool], rc.Table]:
     table = journaled(path, files, compact_at=12_000)
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     safe = []
     for number in range(CALLS):
         safe.append(insert(table, number))
@@ -124,7 +124,7 @@ def test_with_interval_the_error_reaches_the_next_call_and_goes_away_by_itself(
     monkeypatch.setattr(journal_writer, "RETRY", 1e6)
     files = Faulty()
     table = journaled(tmp_path / "j", files, sync="interval", interval=1e9)
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     assert insert(table, 0)
     files.fail_at = len(files.log) + 1
     assert not writer.flush()
@@ -159,7 +159,7 @@ class Slow(Faulty):
 def test_who_wakes_late_is_told_of_a_failure_before_it_is_tried_again(tmp_path: Path) -> None:
     files = Slow(1)
     table = journaled(tmp_path / "j", files)
-    writer = table._journal.writer  # type: ignore[union-attr]
+    writer = table.core.journal.writer  # type: ignore[union-attr]
     writer._changed = Late()
     assert not insert(table, 0)
     assert insert(table, 1)

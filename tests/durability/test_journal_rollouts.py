@@ -114,7 +114,7 @@ class Caller:
 
 
 def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, Any]:
-    core = buffer._core
+    core = buffer.core
     state = {"table": table_state(core.table, after_restart=after_restart)}
     state["train_step"] = core.train_step
     state["promised"] = {} if after_restart else core.space.promised  # promises end, too
@@ -157,7 +157,7 @@ def test_replay_equals_the_live_buffer_for_random_calls(
     for part in range(3):
         for _ in range(50):
             caller.call()
-        copy = flushed_copy(buffer._core, tmp_path / f"copy-{part}")
+        copy = flushed_copy(buffer.core, tmp_path / f"copy-{part}")
         again = make(rc.Journal(copy, sync="off"), **options)
         assert buffer_state(again, after_restart=False) == buffer_state(buffer, after_restart=True)
         again.close()

@@ -34,7 +34,7 @@ class Caller:
         self.table, self.rng, self.wide = table, np.random.default_rng(seed), wide
         self.leases: list[Any] = []
         self.added = False
-        self.clock = table._clock
+        self.clock = table.core.clock
 
     def call(self) -> None:
         table, rng = self.table, self.rng
@@ -152,7 +152,7 @@ class Caller:
     def amend(self, keys: Any) -> None:
         if not self.wide or not len(keys):
             return
-        found = self.table._storage.find(keys, None, visible=False)
+        found = self.table.core.storage.find(keys, None, visible=False)
         batch = self.table.get(found)
         absent = ~batch.present["ref"]
         cells = [float(k) if gone else None for k, gone in enumerate(absent)]

@@ -51,7 +51,7 @@ def test_step_after_step_nothing_is_in_flight_while_the_trainer_has_the_devices(
         assert len(set(trained)) == 20
         drawn = set(manager.tasks["math"].prompts.handed)
         waiting = {group.group_id for group in manager.tasks["math"].prompts.back}
-        stored = {e.group_id for e in manager.buffer._core.entries.values()}
+        stored = {e.group_id for e in manager.buffer.core.entries.values()}
         assert drawn == set(trained) | waiting | stored  # nothing is lost
 
     run(main())
@@ -187,7 +187,7 @@ def test_groups_are_judged_when_their_reward_comes_and_no_trainer_sees_them_befo
         assert result.filtered == 2
         assert (result.window.reward_count, result.raw_reward) == (6, 4 / 6)
         await manager.shutdown()
-        assert buffer._core.judge is None
+        assert buffer.core.judge is None
 
     run(main())
 
@@ -204,7 +204,7 @@ def test_what_was_annotated_while_nobody_judged_is_judged_at_the_beginning():
         buffer = buffer_of(needs=("reward",))
         rollout = rc.Rollout(response_ids=[1], finish_reason="stop", versions=[0])
         key = await buffer.put(rc.Group([rollout], task="math", group_id="early"))
-        buffer._core.judge = lambda keys: []  # a manager that was here before, and kept it back
+        buffer.core.judge = lambda keys: []  # a manager that was here before, and kept it back
         await buffer.annotate([rollout.rollout_id], 0, reward=1.0)
         assert not buffer.is_ready({"math": 1})
         manager = manager_of(buffer=buffer, valid=lambda group: True)

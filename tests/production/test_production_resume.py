@@ -51,7 +51,7 @@ class Lives:
             journal = rc.Journal(self._journal, sync="off", interval=3600.0)
         life = Run(self._folder / "checkpoints", plan, chance, journal, VirtualClock())
         if plan.journal:
-            life.buffer._core._journal.writer.flush()  # the next one is in an hour
+            life.buffer.core.table.journal.writer.flush()  # the next one is in an hour
         background = asyncio.create_task(self._flush(life)) if plan.journal else None
         living = asyncio.create_task(life.live())
         moment = chance.randint(1, chance.choice([6, 12, 40])) * plan.unit
@@ -82,7 +82,7 @@ class Lives:
         """The journal's disk, at random moments."""
         while True:
             await asyncio.sleep(self._plan.unit * self._chance.choice([0, 1, 4]))
-            life.buffer._core._journal.writer.flush()
+            life.buffer.core.table.journal.writer.flush()
             await asyncio.sleep(self._plan.unit)
 
 

@@ -242,7 +242,7 @@ def test_the_last_groups_are_taken_once_though_a_journal_is_slow_and_much_happen
                 pass
 
         async def slow(effects, number, *, changed=True):
-            taken.extend(buffer.table._leases.held())
+            taken.extend(buffer.table.core.leases.held())
             assert len(taken) < 20, "taken again and again"
             await asyncio.sleep(1.0)
 
@@ -252,7 +252,7 @@ def test_the_last_groups_are_taken_once_though_a_journal_is_slow_and_much_happen
                 manager._changed.notify()
 
         buffer.table.follow(Follower())
-        monkeypatch.setattr(type(buffer.table._effects), "settle_async", slow)
+        monkeypatch.setattr(type(buffer.table.core.effects), "settle_async", slow)
         noise = asyncio.create_task(happens())
         result = await batch_of(manager, 4)
         assert (len(names(result)), result.status) == (2, State.FINISHED)
@@ -389,9 +389,9 @@ def test_the_end_of_one_manager_does_not_end_the_judging_of_the_next():
         await old.pause()
         new = managed(ColocatedManager, buffer, generator=Unscored(), valid=lambda group: True)
         await old.shutdown()
-        assert buffer._core.judge == new._judge.hold
+        assert buffer.core.judge == new._judge.hold
         await new.shutdown()
-        assert buffer._core.judge is None
+        assert buffer.core.judge is None
 
     run(main())
 
@@ -549,7 +549,7 @@ def test_a_wait_for_room_that_ends_while_a_journal_is_written_keeps_none(tmp_pat
         await buffer.put(completed("a", task="other"))
         assert room.reserve(1) == 0
         await settle()
-        buffer.table._effects.settle_async = lambda number: asyncio.sleep(5)  # a slow disk
+        buffer.table.core.effects.settle_async = lambda number: asyncio.sleep(5)  # a slow disk
         buffer.sync.take(1, "other")
         await asyncio.sleep(1)
         assert promised(buffer) == {"math": 1}
@@ -862,7 +862,7 @@ def test_who_stops_waiting_without_a_lease_takes_nothing_along_either():
         rest = got or names(await manager.get_batch(2, 1, lease=False))
         assert len(set(rest)) == 2
         await manager.pause()
-        left = {entry.group_id for entry in buffer._core.entries.values()}
+        left = {entry.group_id for entry in buffer.core.entries.values()}
         prompts = manager.tasks["math"].prompts
         assert left | set(rest) | set(prompts.given_back) == set(prompts.handed)
         await manager.shutdown()
@@ -944,7 +944,7 @@ def test_groups_that_wore_out_after_a_checkpoint_are_generated_again(tmp_path):
         second.start(4)
         await second.continue_(1)
         ids = {group.group_id for group in drawn}
-        assert not ids & {entry.group_id for entry in second.buffer._core.entries.values()}
+        assert not ids & {entry.group_id for entry in second.buffer.core.entries.values()}
         got = []
         while not ids <= {*got}:
             got += names(await second.get_batch(4, 2 + len(got) // 4))
@@ -982,7 +982,7 @@ def test_leases_that_lapsed_leave_no_trace_behind_a_checkpoint(tmp_path):
         result = await manager.produce_batch(2, 1)
         async with manager.checkpoint(tmp_path / "zero", 0):
             pass
-        assert list(buffer._core.steps_of) == [result.lease.id]
+        assert list(buffer.core.steps_of) == [result.lease.id]
 
     run(main())
 
@@ -1037,8 +1037,8 @@ def test_a_restore_that_is_cancelled_is_complete_or_did_not_begin(turns, tmp_pat
 def test_a_save_that_is_cancelled_early_does_not_keep_others_from_saving(tmp_path):
     async def main():
         manager = managed(ColocatedManager, rc.RolloutBuffer())
-        core = manager.buffer._core
-        member = core._member()
+        core = manager.buffer.core
+        member = core.member()
         held = threading.Event()
 
         def hold():

@@ -145,7 +145,7 @@ def ids(result: Any) -> list[str]:
 
 
 def stored(life: Life) -> list[str]:
-    entries = life.buffer._core.entries
+    entries = life.buffer.core.entries
     return [entry.group_id for _, entry in sorted(entries.items()) if not entry.trained]
 
 

@@ -111,7 +111,7 @@ def test_every_item_is_in_one_shard_with_every_field(saved: int, tmp_path: Path)
 def check_draws(part: rc.Table, items: dict[int, Any]) -> None:
     """Probabilities, weights and the start of new items are those of the priorities."""
     if not items:
-        assert part._storage.highest_priority() == 1.0
+        assert part.core.storage.highest_priority() == 1.0
         return
     keys = np.array(sorted(items), np.uint64)
     priority = part.get(keys).info.priority
@@ -123,7 +123,7 @@ def check_draws(part: rc.Table, items: dict[int, Any]) -> None:
     np.testing.assert_allclose(batch.info.probability, expected, rtol=1e-9)
     importance = (expected / expected.min()) ** -beta
     np.testing.assert_allclose(batch.info.weights, importance, rtol=1e-9)
-    assert part._storage.highest_priority() == priority.max()
+    assert part.core.storage.highest_priority() == priority.max()
 
 
 def test_sources_are_merged_by_relative_age_then_shard(tmp_path: Path) -> None:
@@ -436,9 +436,10 @@ def test_loading_is_the_same_in_every_process_and_with_every_hash_seed(tmp_path:
         table = make_table()
         fill(table, rank, random)
         rc.save_shard(tmp_path, table, rank, 3, step=1)
-    tests = str(Path(__file__).parents[1] / "support")
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parent / "support")]
     program = (
-        f"import sys; sys.path.insert(0, {tests!r})\n"
+        f"import sys; sys.path[:0] = {folders!r}\n"
         f"from test_shards import loaded_text; print(loaded_text({str(tmp_path)!r}))"
     )
     run = subprocess.run(

@@ -92,8 +92,8 @@ def test_groups_stay_whole_and_keep_everything(saved: int, loaded: int, tmp_path
                 assert account["put"] == account["stored"] + sum(account["left"].values())
     assert +totals[0] == +totals[1]
     for part in parts:  # what the groups of a shard refer to is there, and nothing else
-        needed = {name for entry in part._core.entries.values() for name in entry.blobs}
-        assert set(part._core.blobs.all()) == needed
+        needed = {name for entry in part.core.entries.values() for name in entry.blobs}
+        assert set(part.core.blobs.all()) == needed
         for key, group in groups_of(part).items():
             assert part.find(part.get([key])[0].group_id) == key
             assert group
@@ -109,7 +109,7 @@ def test_work_goes_on_after_another_number_of_ranks(tmp_path: Path) -> None:
     ready = part.count(status=rc.Status.COMPLETED)
     assert ready
     fill(part, 7, 8)  # annotations, takes and confirmations of new groups
-    lacking = [g for g in part.get(list(part._core.entries)) if g[0].reward is None]
+    lacking = [g for g in part.get(list(part.core.entries)) if g[0].reward is None]
     assert lacking  # groups that wait for a reward still do
     part.sync.give_back(part.sync.take(3, lease=60).lease)
     assert len(part.sync.take(3)) == 3

@@ -103,7 +103,7 @@ def test_blobs_are_there_again_in_a_server(postgres: PostgresServer) -> None:
     again.put(group("b", blobs={"image": [bytes(range(256))]}), version=0)
     taken = again.take(2)
     assert [one.blobs["image"][0] for one in taken] == [bytes(range(256))] * 2
-    assert len(again._core.blobs) == again.nbytes == 0
+    assert len(again.core.blobs) == again.nbytes == 0
     again.close()
 
 

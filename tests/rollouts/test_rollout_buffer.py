@@ -530,7 +530,11 @@ def test_a_buffer_and_a_table_are_not_taken_for_each_other(tmp_path):
     training.sync.put(group("a"), version=0)
     store.save(tmp_path / "buffers")
     table = training.table
-    options = {"tags": table._tags, "partition_by": table.partition_by, "capacity": 1 << 40}
+    options = {
+        "tags": table.core.fields.tags,
+        "partition_by": table.partition_by,
+        "capacity": 1 << 40,
+    }
     plain = rc.Store([rc.Table(name, **options) for name in store])
     with pytest.raises(rc.SnapshotError, match="saved as a rollout buffer and this is a table"):
         plain.load(tmp_path / "buffers")

@@ -93,7 +93,7 @@ def visits_of(verb: Callable[[rc.RolloutBuffer], None], buffer: rc.RolloutBuffer
     """Index entries that one call touches, on average over a few."""
     for _ in range(3):  # what the first call of a kind makes is there
         verb(buffer)
-    storage = buffer.table._storage
+    storage = buffer.table.core.storage
     before = storage.visits
     for _ in range(4):
         verb(buffer)
@@ -140,7 +140,7 @@ def test_advance_costs_what_expires(on_expire) -> None:
         for n in range(groups):
             buffer.sync.put(small_group(n), version=50 if n >= 20 else n % 2)
         assert buffer.sync.advance(101) == {"math": 5, "code": 5}
-        storage = buffer.table._storage
+        storage = buffer.table.core.storage
         before = storage.visits
         assert buffer.sync.advance(102) == {"math": 10}
         return storage.visits - before

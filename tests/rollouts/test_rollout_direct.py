@@ -47,12 +47,12 @@ def prompted(*prompts: list[int]) -> rc.Group:
 def general(**options: Any) -> rc.RolloutBuffer:
     """A buffer whose puts all take the general way."""
     buffer = rc.RolloutBuffer(**options)
-    buffer._core.direct._about = None
+    buffer.core.direct._about = None
     return buffer
 
 
 def looked(one: rc.Group, version: int | None = None, rule: rc.Staleness = PATIENT) -> bool:
-    return rc.RolloutBuffer()._core.direct.look(one, version, rule, {}) is not None
+    return rc.RolloutBuffer().core.direct.look(one, version, rule, {}) is not None
 
 
 def everything(buffer: rc.RolloutBuffer) -> Any:
@@ -213,7 +213,7 @@ CHANGES: dict[str, Callable[[rc.Group], None]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_group_that_changes_between_look_and_copy_is_not_stored(name: str) -> None:
     buffer = rc.RolloutBuffer(staleness=PATIENT)
-    core, one = buffer._core, group()
+    core, one = buffer.core, group()
     known = core.direct.look(one, None, PATIENT, {})
     assert known is not None
     CHANGES[name](one)

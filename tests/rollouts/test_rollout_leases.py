@@ -398,7 +398,7 @@ def test_a_reader_that_waits_for_events_stops_when_the_buffer_closes():
 def test_what_was_trained_is_archived_wherever_one_looks(how, tmp_path):
     buffer = made("ab", archive=how != "kept")
     if how == "kept":
-        keep_trained(buffer._core)
+        keep_trained(buffer.core)
     buffer.confirm(buffer.take_batch({"math": 1}, train_step=1, lease=True).lease)
     if how == "loaded":  # by a buffer that archives nothing itself
         buffer.save(tmp_path / "saved")
@@ -447,7 +447,7 @@ def test_a_take_that_finds_nothing_has_no_lease():
         assert buffer.take(4, lease=True).lease is None
         assert buffer.take_batch({}, lease=5).lease is None
     assert buffer.stats()["leases"] == 0
-    assert buffer._core.steps_of == {}
+    assert buffer.core.steps_of == {}
 
 
 def test_leases_that_lapse_leave_nothing():
@@ -458,7 +458,7 @@ def test_leases_that_lapse_leave_nothing():
         assert len(buffer.take(1, lease=5)) == 1
         clock.advance(6)
     assert len(buffer) == 1
-    assert buffer._core.steps_of == {}
+    assert buffer.core.steps_of == {}
 
 
 def test_who_looks_at_a_trained_group_under_a_lease_leaves_it_as_it_was():

@@ -27,7 +27,7 @@ def group(name: str, version: int = 0, *, n: int = 2, task: str = "math", **more
 
 def keeping(**options: Any) -> rc.RolloutBuffer:
     buffer = rc.RolloutBuffer(**{"staleness": rc.Staleness(max_staleness=1000), **options})
-    rewinding.keep_trained(buffer._core)
+    rewinding.keep_trained(buffer.core)
     return buffer
 
 
@@ -40,13 +40,13 @@ def train(buffer: rc.RolloutBuffer, step: int, n: int = 1, task: str = "math") -
 def rewind(
     buffer: rc.RolloutBuffer, step: int, trained: Any = NOTHING, *, keep: bool = False
 ) -> None:
-    core = buffer._core
+    core = buffer.core
     with rewinding.alone(core):
         rewinding.rewind(core, step, trained, "checkpoint", keep_future=keep)
 
 
 def stored(buffer: rc.RolloutBuffer) -> set[str]:
-    core: Core = buffer._core
+    core: Core = buffer.core
     return {entry.group_id for entry in core.entries.values() if not entry.trained}
 
 
@@ -65,9 +65,9 @@ def test_trained_groups_are_kept_until_a_checkpoint_of_their_step_or_later_commi
         buffer.sync.put(group(f"g{step}"))
         assert train(buffer, step) == [f"g{step}"]
     assert buffer.count("math", rc.Status.ARCHIVED) == 4
-    assert rewinding.forget_trained(buffer._core, 2) == 2
+    assert rewinding.forget_trained(buffer.core, 2) == 2
     assert buffer.count("math", rc.Status.ARCHIVED) == 2
-    assert rewinding.forget_trained(buffer._core, 9) == 2
+    assert rewinding.forget_trained(buffer.core, 9) == 2
     assert len(buffer) == 0
     assert buffer.accounts()["math"]["left"] == {"trained": 4}
     balanced(buffer)
@@ -78,14 +78,14 @@ def test_without_keeping_trained_groups_leave_at_once_and_the_buffer_knows() -> 
     buffer.sync.put(group("a", 6))
     train(buffer, 7)
     assert len(buffer) == 0
-    assert buffer._core.unkept == 7
+    assert buffer.core.unkept == 7
 
 
 def test_an_archive_is_not_let_go_of() -> None:
     buffer = keeping(archive=True)
     buffer.sync.put(group("a"))
     train(buffer, 3)
-    assert rewinding.forget_trained(buffer._core, 5) == 0
+    assert rewinding.forget_trained(buffer.core, 5) == 0
     assert [each.group_id for each in buffer.sync.trained_at(3)] == ["a"]
 
 
@@ -98,7 +98,7 @@ def test_a_full_buffer_lets_go_of_what_it_keeps_and_says_so(
         train(buffer, step)
     assert len(buffer) == 2
     assert "trained groups that a checkpoint has not covered yet give way" in caplog.text
-    assert buffer._core.unkept > 0
+    assert buffer.core.unkept > 0
 
 
 # -- going back -----------------------------------------------------------------------------------
@@ -126,8 +126,8 @@ def test_what_was_leased_comes_back_unless_the_weights_have_it() -> None:
         buffer.sync.put(group(name))
     first = buffer.sync.take_batch({"math": 1}, train_step=5, lease=True)
     buffer.sync.take_batch({"math": 1}, train_step=6, lease=True)
-    with buffer.table._transaction():
-        holding = rewinding.look(buffer._core, 5)
+    with buffer.table.core.transaction():
+        holding = rewinding.look(buffer.core, 5)
     assert holding.trained == first.keys.tolist()
     assert [name for _, _, name in holding.held] == ["b", "c"]
     assert holding.ahead == {"math": -1}
@@ -146,8 +146,8 @@ def test_what_a_checkpoint_holds_is_seen_from_its_step() -> None:
     for step in (1, 2, 3):
         train(buffer, step)
     for step, held in ((0, "abcd"), (1, "bcd"), (2, "cd"), (3, "d"), (9, "d")):
-        with buffer.table._transaction():
-            holding = rewinding.look(buffer._core, step)
+        with buffer.table.core.transaction():
+            holding = rewinding.look(buffer.core, step)
         assert "".join(name for _, _, name in holding.held) == held
         assert sum(holding.ahead.values()) == len(held) - 1
 
@@ -298,7 +298,7 @@ def test_a_life_with_rewinds_agrees_with_the_oracle(seed: int, tmp_path: Path) -
                 oracle.trained[name] = (oracle.waiting.pop(name), step)
         elif roll < 0.85:
             floor = chance.randint(floor, step)
-            rewinding.forget_trained(buffer._core, floor)
+            rewinding.forget_trained(buffer.core, floor)
             oracle.trained = {n: t for n, t in oracle.trained.items() if t[1] > floor}
         else:
             back = chance.randint(floor, step)
@@ -323,20 +323,20 @@ def test_what_is_kept_survives_in_the_journal_and_goes_back_after_a_restart(tmp_
     for step in (1, 2, 3):
         train(buffer, step)
     buffer.sync.take_batch({"math": 1}, train_step=4, lease=True)
-    line = buffer._core.line
+    line = buffer.core.line
     buffer.close()
     again = journaled(tmp_path)
-    assert again._core.line == line
+    assert again.core.line == line
     assert again.count("math", rc.Status.ARCHIVED) == 3
     rewind(again, 1)
     assert stored(again) == set("bcde")
-    after = again._core.line
+    after = again.core.line
     assert after.base == "checkpoint"
     assert after.floor == 1
     assert after.run != line.run
     again.close()
     last = journaled(tmp_path)
-    assert last._core.line == after
+    assert last.core.line == after
     assert stored(last) == set("bcde")
     assert last.train_step == 2
     assert train(last, 2, n=4) == list("bcde")

@@ -16,7 +16,7 @@ def table(sampler, n=100, **options):
 
 
 def left(t):
-    keys = np.sort(t._storage.find(None, None, visible=True))
+    keys = np.sort(t.core.storage.find(None, None, visible=True))
     return t.get(keys)["x"].tolist()
 
 
@@ -84,7 +84,7 @@ def test_removers_are_the_same_classes(remover):
 @pytest.mark.parametrize("sampler", ORDERS, ids=str)
 def test_orders_follow_updates(sampler):
     t = five(sampler, seed=None)
-    keys = np.sort(t._storage.find(None, None, visible=True))
+    keys = np.sort(t.core.storage.find(None, None, visible=True))
     t.sample(2)  # the index exists before the update
     t.update(keys, score=[0.1, 0.2, 0.3, 0.4, 0.5], version=[5, 4, 3, 2, 1], level=[1, 2, 3, 4, 5])
     expected = {"score": [0, 1, 2, 3, 4], "version": [4, 3, 2, 1, 0], "level": [0, 1, 2, 3, 4]}
@@ -183,9 +183,9 @@ def test_half_life_costs_nothing_when_the_version_advances():
     t = table(rc.Prioritized(alpha=1.0, half_life=2.0), n=10_000)
     t.insert({"x": np.arange(9000)}, version=0)
     t.sample(1)
-    before = t._storage.visits
+    before = t.core.storage.visits
     t.insert({"x": [1]}, version=1)
-    assert t._storage.visits - before < 200
+    assert t.core.storage.visits - before < 200
 
 
 def test_half_life_keeps_ratios_over_very_many_versions():

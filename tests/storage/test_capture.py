@@ -27,7 +27,7 @@ def words(storage: MemoryStorage) -> Any:
 def test_comparing_finds_every_record_that_is_another(seed: int) -> None:
     rng = np.random.default_rng(seed)
     table = rc.Table("t", capacity=300, sampler=rc.Prioritized(), seed=seed)
-    storage = table._storage
+    storage = table.core.storage
     assert isinstance(storage, MemoryStorage)
     before = np.zeros((0, 4), np.int64)
     for _ in range(12):

@@ -92,7 +92,7 @@ def test_a_journal_is_refused() -> None:
 
 def test_configuration_names_it() -> None:
     table = rc.Table.from_config({"name": "t", "capacity": 3, "storage": "frame"})
-    assert isinstance(table._storage, rc.FrameStorage)
+    assert isinstance(table.core.storage, rc.FrameStorage)
 
 
 def test_without_pandas_it_says_what_to_install() -> None:

@@ -89,7 +89,7 @@ def insert_64(table: rc.Table) -> Any:
 def expire_nothing(table: rc.Table) -> Any:
     """Every call first looks for leases that are overdue; what is too old is found by an order."""
     count = table.count()
-    assert table._storage.hide_up_to("version", -1).size == 0
+    assert table.core.storage.hide_up_to("version", -1).size == 0
     assert table.stats()["leased"] > 0
     return count
 
@@ -154,7 +154,7 @@ def prepared(items: int, sampler: rc.Selector, verb: Verb) -> rc.Table:
 
 def made_ready(table: rc.Table, verb: Verb) -> rc.Table:
     """A table whose indexes are there: the first call that needs one makes it."""
-    table._leases._deadlines = Deadlines(table._leases._deadlines)
+    table.core.leases._deadlines = Deadlines(table.core.leases._deadlines)
     for where in (None, MATH):
         table.sample(1, where=where)
         table.give_back(table.take(1, where=where, lease=60).info.lease)
@@ -168,7 +168,7 @@ def made_ready(table: rc.Table, verb: Verb) -> rc.Table:
 
 def touched(table: rc.Table) -> int:
     """Entries of indexes and of the leases' heap that were looked at so far."""
-    return table._storage.visits + table._leases._deadlines.looks
+    return table.core.storage.visits + table.core.leases._deadlines.looks
 
 
 def visits_of(items: int, sampler: rc.Selector, verb: Verb) -> float:
@@ -240,16 +240,16 @@ def test_expiring_touches_what_expires(items: int) -> None:
     for place in range(20):
         table.take(1, lease=100 if place < 5 else 1000)
     made_ready(table, count_partition)
-    before = table._leases._deadlines.looks
+    before = table.core.leases._deadlines.looks
     clock.advance(200)
     assert table.stats()["leases"] == 15
     assert (
-        table._leases._deadlines.looks - before == 5 + 2 + 1
+        table.core.leases._deadlines.looks - before == 5 + 2 + 1
     )  # two were given back, one is not due
-    assert table._storage.hide_up_to("version", -1).size == 0
-    before = table._storage.visits
-    assert table._storage.hide_up_to("version", 0).size == 100 - 15
-    assert 100 - 15 <= table._storage.visits - before <= 20 * 100
+    assert table.core.storage.hide_up_to("version", -1).size == 0
+    before = table.core.storage.visits
+    assert table.core.storage.hide_up_to("version", 0).size == 100 - 15
+    assert 100 - 15 <= table.core.storage.visits - before <= 20 * 100
 
 
 @pytest.mark.parametrize("count", [1, 4, 64])
@@ -259,10 +259,10 @@ def test_eviction_touches_what_it_evicts(count: int) -> None:
         table.insert({"x": np.arange(items)})
         table.sample(1)
         table.insert({"x": np.arange(count)})
-        before = table._storage.visits
+        before = table.core.storage.visits
         for _ in range(5):
             table.insert({"x": np.arange(count)})
-        return (table._storage.visits - before) / 5
+        return (table.core.storage.visits - before) / 5
 
     assert visits(LARGE) <= 4 * visits(SMALL) + 8
 
@@ -273,9 +273,9 @@ def test_an_order_walks_on_instead_of_starting_over() -> None:
     table.sample(64)
     visits = []
     for _ in range(200):
-        before = table._storage.visits
+        before = table.core.storage.visits
         table.sample(64)
-        visits.append(table._storage.visits - before)
+        visits.append(table.core.storage.visits - before)
     assert max(visits[-20:]) <= 2 * max(visits[:20])
 
 
@@ -367,10 +367,10 @@ def test_visits_of_items_in_any_order_grow_by_the_depth_of_the_heap() -> None:
         table = rc.Table("t", capacity=2 * items, sampler=rc.StalestFirst())
         table.insert({"x": np.arange(items)}, version=random.permutation(items))
         table.take(64)
-        before = table._storage.visits
+        before = table.core.storage.visits
         for _ in range(3):
             table.take(64)
-        return (table._storage.visits - before) / 3
+        return (table.core.storage.visits - before) / 3
 
     few, many = visits(SMALL), visits(LARGE)
     assert 64 * 3 <= few < many <= 2 * few  # a heap of eight children: 4 levels and 6
@@ -454,7 +454,7 @@ def test_new_items_get_the_highest_priority_whatever_changed_before(values):
             now.update(zip(keys.tolist(), priorities.tolist(), strict=True))
         for key in list(now)[: max(len(now) - 700, 0)]:
             del now[key]
-        assert table._storage.highest_priority() == max(now.values(), default=1.0)
+        assert table.core.storage.highest_priority() == max(now.values(), default=1.0)
 
 
 def test_the_highest_priority_costs_what_changed():
@@ -462,13 +462,13 @@ def test_the_highest_priority_costs_what_changed():
     for size in (4096, 65536):
         table = rc.Table("t", capacity=size, sampler=rc.Prioritized(), seed=0)
         table.insert({"x": np.zeros(size)}, priority=np.arange(1.0, size + 1))
-        block = table._storage._items.block
+        block = table.core.storage._items.block
         begin = 0
         for _ in range(64):
             keys = table.sample(32).info.keys
             table.update(keys, priority=0.5)
             before = int(block[layout.VISITS])
-            table._storage.highest_priority()
+            table.core.storage.highest_priority()
             begin += int(block[layout.VISITS]) - before
         visits[size] = begin
     assert visits[65536] <= 2 * visits[4096] + 64 * 32

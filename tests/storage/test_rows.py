@@ -23,12 +23,12 @@ def bound(table):
 
 
 def allocated(table):
-    storage = table._storage
+    storage = table.core.storage
     return sum(store.allocated for store in (storage._rows, storage._shared) if store is not None)
 
 
 def keys_of(table):
-    return np.sort(table._storage.find(None, None, visible=False))
+    return np.sort(table.core.storage.find(None, None, visible=False))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_segments_are_at_most_8_mib():
     table = rc.Table("t", capacity=100_000)
     for i in range(10):
         table.insert({"x": np.full((1000, 500), i, np.int64)})
-    sizes = [s.buffer.size for s in table._storage._rows._segments if s is not None]
+    sizes = [s.buffer.size for s in table.core.storage._rows._segments if s is not None]
     assert max(sizes) <= LARGEST + 4096
     assert len(sizes) > 4
 
@@ -111,7 +111,7 @@ def test_cells_of_every_size_come_back_whole(size):
 PLACING = """
 import threading
 import numpy as np
-from recollect import kernels
+from recollect.kernels import load as kernels
 from recollect.kernels import layout
 
 place = kernels.load().rows.place_fixed
@@ -181,7 +181,7 @@ def test_a_segment_is_recycled_when_its_last_row_is_gone():
     for i in range(300):
         table.insert({"x": np.full((10, 5000), i)})
     assert allocated(table) < 2 * table.nbytes + 2 * LARGEST
-    assert table._storage._rows.opened > 10
+    assert table.core.storage._rows.opened > 10
 
 
 def test_nothing_stays_allocated_after_clear():
@@ -198,8 +198,8 @@ def test_rows_are_never_overwritten_in_place():
     pinned = []
     for i in range(20, 400):
         key = keys_of(table)[i % 20]
-        with table._transaction():
-            chosen = table._storage.get(np.array([key]), None)
+        with table.core.transaction():
+            chosen = table.core.storage.get(np.array([key]), None)
         pinned.append((table.get([key])["x"][0, 0], chosen))
         table.insert({"x": np.full((1, 30_000), i)})
     for value, chosen in pinned[::7]:

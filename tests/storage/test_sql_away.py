@@ -53,7 +53,7 @@ def test_a_server_that_is_away_is_a_clear_error_and_a_restart_is_none(
         target=lambda: waited.append(patient.take(1, where={"task": "late"}, timeout=120)["x"])
     )
     waiter.start()
-    while not patient._gate.arrivals.waiters:
+    while not patient.core.gate.arrivals.waiters:
         time.sleep(0.01)
     server.stop()
     with pytest.raises(rc.StorageUnavailable, match="cannot be reached, and nothing of the call"):
@@ -82,10 +82,10 @@ def test_a_connection_that_breaks_in_the_middle_leaves_nothing_behind(
     table.insert({"x": [1, 2, 3, 4]})
 
     def breaks() -> None:
-        with table._transaction():
-            table._storage.evict(rc.Fifo(), 2, 0, False)
+        with table.core.transaction():
+            table.core.storage.evict(rc.Fifo(), 2, 0, False)
             end_connections(server)
-            table._storage.count(table._where({"task": "x"}))
+            table.core.storage.count(table.core.fields.where({"task": "x"}))
 
     with pytest.raises(rc.StorageUnavailable):
         breaks()
@@ -135,7 +135,7 @@ def test_a_closed_table_wakes_its_waiters_also_without_a_server(server: Postgres
 
     waiter = threading.Thread(target=take)
     waiter.start()
-    while not table._gate.arrivals.waiters:
+    while not table.core.gate.arrivals.waiters:
         time.sleep(0.01)
     server.stop()
     waiter.join(60)  # nobody can hear of anything any more, and the waiter is told so
@@ -184,9 +184,9 @@ def test_a_deadlock_in_the_middle_has_changed_nothing(server: PostgresServer) ->
     table.insert({"x": [1, 2]})
 
     def deadlocked() -> None:
-        with table._transaction():
-            table._storage.evict(rc.Fifo(), 1, 0, False)
-            table._storage._database.connection.exec_driver_sql(DEADLOCK)  # type: ignore[attr-defined]
+        with table.core.transaction():
+            table.core.storage.evict(rc.Fifo(), 1, 0, False)
+            table.core.storage._database.connection.exec_driver_sql(DEADLOCK)  # type: ignore[attr-defined]
 
     with pytest.raises(rc.StorageError, match="nothing of the call has happened; call again"):
         deadlocked()

@@ -137,7 +137,7 @@ def test_another_working_folder_changes_nothing(
     table = opened("sqlite:///t.db")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    table._storage._database.close()  # type: ignore[attr-defined]
+    table.core.storage._database.close()  # type: ignore[attr-defined]
     table.insert({"x": [1]})
     with pytest.raises(rc.WaitTimeout):
         table.take(2, timeout=0.01)
@@ -148,7 +148,7 @@ def test_another_working_folder_changes_nothing(
 def test_a_full_disk_is_said_and_leaves_the_table_as_it_was(tmp_path: Path) -> None:
     table = opened(f"sqlite:///{tmp_path}/t.db")
     table.insert({"x": np.zeros((1, 100))})
-    driver = table._storage._database._held[0].connection.driver_connection  # type: ignore[attr-defined]
+    driver = table.core.storage._database._held[0].connection.driver_connection  # type: ignore[attr-defined]
     driver.execute(f"PRAGMA max_page_count={2 + driver.execute('PRAGMA page_count').fetchone()[0]}")
     with pytest.raises(rc.StorageError, match="make room, and call again"):
         table.insert({"x": np.zeros((90, 1000))[:, :100]}, rows_per_item=1)
@@ -181,7 +181,7 @@ def test_a_password_may_have_any_characters(guest: str) -> None:
     url = f"postgresql://{GUEST}:{quote(PASSWORD, safe='')}{guest}"
     with opened(url) as table:
         table.insert({"x": [1]})
-        assert PASSWORD not in repr(table._storage)
+        assert PASSWORD not in repr(table.core.storage)
         assert table.take(1)["x"].tolist() == [1]
 
 

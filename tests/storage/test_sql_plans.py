@@ -144,10 +144,10 @@ def test_a_take_among_100000_does_what_one_among_1000_does(
 def test_expiry_finds_what_is_due_through_an_index(addresses: dict[int, str]) -> None:
     """`UPDATE ... WHERE version <= bound`, in the database, at the cost of what it hides."""
     with opened(addresses[LARGE]) as table:
-        with table._transaction():
-            assert table._storage.hide_up_to("version", -1).size == 0  # makes the index
-        with explained("EXPLAIN", "^UPDATE recollect_items") as plans, table._transaction():
-            assert table._storage.hide_up_to("version", -1).size == 0
+        with table.core.transaction():
+            assert table.core.storage.hide_up_to("version", -1).size == 0  # makes the index
+        with explained("EXPLAIN", "^UPDATE recollect_items") as plans, table.core.transaction():
+            assert table.core.storage.hide_up_to("version", -1).size == 0
         said = "\n".join(plans[0])
         assert "Index" in said
         assert "Seq Scan" not in said

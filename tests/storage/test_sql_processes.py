@@ -113,8 +113,8 @@ def test_processes_share_a_sqlite_file(tmp_path: Path) -> None:
 @contextmanager
 def broken_take(jobs: rc.Table) -> Iterator[None]:
     """A take that is interrupted before its end."""
-    assert jobs._shared is not None
-    with suppress(KeyboardInterrupt), jobs._shared.taking():
+    assert jobs.core.shared is not None
+    with suppress(KeyboardInterrupt), jobs.core.shared.taking():
         yield
         raise KeyboardInterrupt
 
@@ -124,9 +124,9 @@ def test_takes_of_several_processes_run_side_by_side(postgres: PostgresServer) -
     url = postgres.schema()
     one, other = table(url), table(url)
     one.insert({"x": np.arange(10)})
-    assert one._shared is not None
-    with one._shared.taking():
-        first = one._storage.take(rc.Fifo(), 3, None, hide=False)
+    assert one.core.shared is not None
+    with one.core.shared.taking():
+        first = one.core.storage.take(rc.Fifo(), 3, None, hide=False)
         assert other.take(3)["x"].tolist() == [3, 4, 5]
         assert first.read()["x"].tolist() == [0, 1, 2]
     assert other.take(4)["x"].tolist() == [6, 7, 8, 9]
@@ -140,7 +140,7 @@ def test_what_a_broken_take_had_is_there_again(postgres: PostgresServer) -> None
     one, other = table(url), table(url)
     one.insert({"x": np.arange(4)})
     with broken_take(one):
-        one._storage.take(rc.Fifo(), 4, None, hide=False)
+        one.core.storage.take(rc.Fifo(), 4, None, hide=False)
     assert other.take(4)["x"].tolist() == [0, 1, 2, 3]
     assert other.stats()["samples"] == 4
     one.close()
@@ -154,7 +154,7 @@ def test_a_take_that_others_are_in_the_way_of_waits_for_them(postgres: PostgresS
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(other.take(4)["x"].tolist()))
     with broken_take(one):
-        one._storage.take(rc.Fifo(), 2, None, hide=False)
+        one.core.storage.take(rc.Fifo(), 2, None, hide=False)
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
@@ -193,7 +193,7 @@ def test_who_waits_for_another_process_asks_nothing(postgres: PostgresServer) ->
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(one.take(1)["x"].tolist()))
     thread.start()
-    while not one._gate.arrivals.waiters:
+    while not one.core.gate.arrivals.waiters:
         time.sleep(0.01)
     sent: list[str] = []
 
@@ -236,13 +236,13 @@ def test_a_lease_that_falls_due_during_takes_is_left_to_the_next_call(
     one, other = table(url, clock=clock), table(url, clock=clock)
     one.insert({"x": np.arange(4)})
     lease = one.take(1, lease=60).info.lease
-    assert one._shared is not None
-    assert other._shared is not None
-    with one._shared.taking(), other._shared.taking():
+    assert one.core.shared is not None
+    assert other.core.shared is not None
+    with one.core.shared.taking(), other.core.shared.taking():
         clock.advance(61)
         for jobs in (one, other):
-            jobs._enter()
-            assert jobs._storage.hidden == 1
+            jobs.core.enter()
+            assert jobs.core.storage.hidden == 1
     batch = other.take(4)
     assert batch["x"].tolist() == [0, 1, 2, 3]
     assert batch.info.deliveries.tolist() == [2, 1, 1, 1]

@@ -17,8 +17,8 @@ COUNTS = ("size", "nbytes", "inserts", "samples", "removals", "removed", "sample
 
 def table_state(table: rc.Table, *, after_restart: bool) -> dict[str, Any]:
     """Everything of a table that a caller can see; `after_restart` as if all leases had ended."""
-    storage: Any = table._storage
-    with table._transaction():
+    storage: Any = table.core.storage
+    with table.core.transaction():
         stats = table.stats()
         items = storage._items
         slots = items.stored()
@@ -38,7 +38,7 @@ def table_state(table: rc.Table, *, after_restart: bool) -> dict[str, Any]:
         state["fields"] = {name: items.seen(name, slots) for name in table.fields}
         for changed in ("times_sampled", "seq"):
             state["fields"].pop(changed)
-        state["requests"] = table._requests.state()
+        state["requests"] = table.core.requests.state()
         state["columns"] = {name: str(column) for name, column in table.columns.items()}
         state["highest"] = storage.highest_priority()
         state["partitions"] = (
@@ -76,9 +76,17 @@ def plain(columns: Any) -> Any:
     return found
 
 
+def journal_of(owner: Any) -> Any:
+    """The open journal of a table, a buffer, a store, or of the core of one."""
+    if isinstance(owner, rc.Store | rc.ReplayBuffer):
+        return owner._journal
+    core = owner.core if isinstance(owner, rc.Table | rc.RolloutBuffer) else owner
+    return core.table.journal if hasattr(core, "table") else core.journal
+
+
 def flushed_copy(owner: Any, target: Path) -> Path:
     """The journal of a table or buffer that goes on running, as a crash would leave it now."""
-    writer = owner._journal.writer
+    writer = journal_of(owner).writer
     assert writer.flush()
     source = Path(writer.path)
     with writer.paused():

@@ -11,7 +11,7 @@ import recollect as rc
 
 def items_of(table: rc.Table) -> dict[int, tuple[Any, ...]]:
     """Everything that a table knows of each item, by key."""
-    storage = table._storage
+    storage = table.core.storage
     keys = storage.find(None, None, visible=False)
     if not keys.size:
         return {}
@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 def arrival(table: rc.Table) -> list[int]:
     """Keys in order of arrival."""
-    items = table._storage._items
+    items = table.core.storage._items
     slots = items.stored()
     return items.key[slots[np.argsort(items.seq(slots))]].tolist()
 

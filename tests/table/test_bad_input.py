@@ -170,7 +170,7 @@ def table(**options: Any) -> rc.Table:
 
 def keys_of(table: rc.Table) -> Any:
     """Keys of the visible and of the leased items, in order of arrival."""
-    return np.sort(table._storage.find(None, None, visible=False))
+    return np.sort(table.core.storage.find(None, None, visible=False))
 
 
 def later(coroutine: Any) -> Any:
@@ -228,7 +228,7 @@ CONSTRUCTION = [
     wrong("partition by the key", lambda _: table(partition_by=("key",)), INVALID, "partition_by", "'key'", "task"),
     wrong("partition by a field twice", lambda _: table(partition_by=("task", "task")), INVALID, "partition_by", "twice"),
     wrong("storage is a number", lambda _: table(storage=5), INVALID, "storage", "rc.MemoryStorage()", "5"),
-    wrong("storage of another table", lambda t: table(storage=t._storage), INVALID, "storage", "'plain'", "one per table"),
+    wrong("storage of another table", lambda t: table(storage=t.core.storage), INVALID, "storage", "'plain'", "one per table"),
     wrong("seed is negative", lambda _: table(seed=-1), INVALID, "seed", "-1"),
     wrong("seed is text", lambda _: table(seed="a"), INVALID, "seed", "'a'"),
     wrong("journal is a number", lambda _: table(journal=5), INVALID, "journal", "rc.Journal", "5"),
@@ -544,7 +544,7 @@ LEASES = [
     wrong("release a number", lambda t: t.release(5), INVALID, "owner", "text", "5"),
     wrong("follow a number", lambda t: t.follow(5), INVALID, "follow", "settle", "5"),
     wrong("follow half a follower", lambda t: t.follow(asyncio), INVALID, "follow and settle"),
-    wrong("time goes back", lambda t: t._clock.advance(-1), INVALID, "seconds", "-1"),
+    wrong("time goes back", lambda t: t.core.clock.advance(-1), INVALID, "seconds", "-1"),
     wrong("store of numbers", lambda t: rc.Store([1]), INVALID, "rc.Table", "1"),
     wrong("store of one table", lambda t: rc.Store(t), INVALID, "list of tables"),
     wrong("store of two tables of one name", lambda t: rc.Store([t, t]), INVALID, "'plain'", "rename"),
@@ -592,7 +592,7 @@ WRONG_CALLS = [
 
 
 def held(table: rc.Table) -> Any:
-    (lease,) = table._leases.of_owner("me")
+    (lease,) = table.core.leases.of_owner("me")
     return lease
 
 
@@ -610,7 +610,7 @@ def seen(table: rc.Table) -> dict[str, Any]:
         "columns": table.columns,
         "fields": table.fields,
     }
-    if table._closed:
+    if table.core.closed:
         return facts
     facts["stats"] = table.stats()
     facts["counts"] = table.counts("task", "status", "version", "times_sampled", "priority")
@@ -626,7 +626,7 @@ def seen(table: rc.Table) -> dict[str, Any]:
 
 def what_follows(table: rc.Table) -> list[Any]:
     """What a table does next: draws, and the keys of new items."""
-    if table._closed:
+    if table.core.closed:
         return []
     columns = rows(1) if "obs" in table.columns else {"x": np.arange(1)}
     extra = {"shared": {"prompt": ["c"]}} if table.name == "sharing" else {}

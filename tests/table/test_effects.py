@@ -110,7 +110,7 @@ def test_effects_account_for_every_item():
     went = [k for e in follower.effects if isinstance(e, rc.Removed) for k in e.keys.tolist()]
     assert len(set(went)) == len(went)
     left = set(came) - set(went)
-    assert left == set(table._storage.find(None, None, visible=False).tolist())
+    assert left == set(table.core.storage.find(None, None, visible=False).tolist())
 
 
 def test_an_inserted_effect_holds_what_was_given():
@@ -222,7 +222,7 @@ def test_a_repeated_request_has_no_effect():
         lambda t: t.take(1),
         lambda t: t.confirm(t.take(1, lease=60).info.lease),
         lambda t: t.give_back(t.take(1, lease=60).info.lease),
-        lambda t: t.update(t._storage.find(None, None, visible=True), priority=2.0),
+        lambda t: t.update(t.core.storage.find(None, None, visible=True), priority=2.0),
         lambda t: t.delete(where=rc.field("key") >= 0),
         lambda t: t.clear(),
         lambda t: t.release("nobody"),

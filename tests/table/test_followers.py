@@ -147,7 +147,7 @@ def test_a_cancelled_call_of_a_buffer_gives_its_lease_back(verb: str) -> None:
         await cancelled(call(), follower)
         stats = buffer.stats()
         assert (stats["leases"], stats["leased"], stats["claimed"]) == (0, 0, 0)
-        assert buffer._core.steps_of == {}
+        assert buffer.core.steps_of == {}
         assert len(await call()) == 1  # at once, and nobody has to wait for a deadline
 
     asyncio.run(main())
@@ -157,7 +157,7 @@ def test_a_lease_that_could_not_be_made_safe_is_given_back(tmp_path: Path) -> No
     table = rc.Table("t", capacity=10, sampler=rc.Fifo())
     files = Faulty()
     journal = rc.Journal(tmp_path, sync="always")
-    table._journal = OpenJournal(journal, [JournaledTable(table)], files=files)
+    table.core.journal = OpenJournal(journal, [JournaledTable(table.core)], files=files)
     table.insert({"x": [1]})
     files.fail_at = len(files.log) + 1
     with pytest.raises(rc.JournalError, match="cannot be written"):

@@ -54,7 +54,12 @@ def test_leased_items_are_never_evicted():
     t = table(capacity=4)
     t.take(3, lease=60)
     t.insert({"x": [10]})
-    assert sorted(t.get(t._storage.find(None, None, visible=False))["x"].tolist()) == [0, 1, 2, 10]
+    assert sorted(t.get(t.core.storage.find(None, None, visible=False))["x"].tolist()) == [
+        0,
+        1,
+        2,
+        10,
+    ]
 
 
 def test_leased_items_are_never_deleted():
@@ -322,5 +327,5 @@ def test_a_thousand_short_leases_leave_nothing_behind(clock):
         t.give_back(t.take(3, lease=1000).info.lease)
     clock.advance(2000)
     t.count()
-    assert len(t._leases) == 0
-    assert not t._leases._deadlines
+    assert len(t.core.leases) == 0
+    assert not t.core.leases._deadlines

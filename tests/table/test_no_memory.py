@@ -66,7 +66,7 @@ def check(table: rc.Table, keys: np.ndarray) -> None:
     batch = table.get(keys)
     for number, cell in zip(batch["n"], batch["x"], strict=True):
         assert (np.asarray(cell) == number % 251).all()
-    storage: Any = table._storage
+    storage: Any = table.core.storage
     rows, now = storage._rows, storage._items.now
     assert now[layout.A_SEGMENT_ROWS] == rows.live_rows.ctypes.data
     assert now[layout.A_SEGMENT_SEALED] == rows.sealed.ctypes.data
@@ -81,7 +81,7 @@ def test_an_insert_without_memory_changes_nothing(
     """However many segments the batch had filled by then, and though their counts have moved."""
     table = rc.Table("t", capacity=100_000)
     keys = np.zeros(0, np.uint64)
-    storage: Any = table._storage
+    storage: Any = table.core.storage
     while storage._rows is None or len(storage._rows._segments) % 16 != 15:
         keys = np.append(keys, table.insert(columns(ragged, keys.size, 100)))
     before = storage._rows.live_rows.size
@@ -190,7 +190,7 @@ def test_a_table_gives_a_lease_back_whose_items_could_not_be_copied(memory: Scar
 def test_annotations_find_their_rollouts_after_an_interrupt(monkeypatch: Any) -> None:
     buffer = rc.RolloutBuffer(capacity=16, needs=["reward"]).sync
     buffer.put(group("r", 3), version=0)
-    storage: Any = buffer._core.storage
+    storage: Any = buffer.core.storage
     real = storage.get
 
     def interrupted(*_: Any) -> Any:

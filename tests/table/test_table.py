@@ -22,7 +22,7 @@ def table(n=10, rows=0, **options):
 
 def everything(table):
     """The values of x of all items, in order of arrival."""
-    keys = np.sort(table._storage.find(None, None, visible=False))
+    keys = np.sort(table.core.storage.find(None, None, visible=False))
     return table.get(keys)["x"].tolist()
 
 
@@ -344,7 +344,7 @@ def test_capacity_in_bytes_counts_payload_and_holds_after_every_insert():
     for _ in range(60):
         t.insert({"r": [np.zeros(rng.integers(0, 60)) for _ in range(rng.integers(1, 3))]})
         assert t.nbytes <= 800
-        keys = t._storage.find(None, None, visible=True)
+        keys = t.core.storage.find(None, None, visible=True)
         assert t.nbytes == t.get(keys)["r"].values.nbytes
 
 
@@ -533,7 +533,7 @@ def test_same_seed_and_same_calls_give_the_same_draws():
         t = table(n=100, sampler=rc.Prioritized(), seed=seed)
         t.insert({"x": np.arange(100)}, priority=np.arange(100.0))
         draws = [t.sample(10)["x"].tolist(), t.sample(5, replace=False)["x"].tolist()]
-        t.update(t._storage.find(None, None, visible=True)[:50], priority=7.0)
+        t.update(t.core.storage.find(None, None, visible=True)[:50], priority=7.0)
         return [*draws, t.sample(10)["x"].tolist(), t.take(3)["x"].tolist()]
 
     assert run(1) == run(1)
@@ -689,10 +689,10 @@ def test_equality_on_a_partition_does_not_look_at_the_other_items():
         t.insert({"x": np.arange(size)}, task=["rare" if i < 50 else "often" for i in range(size)])
         where = rc.field("task") == "rare"
         t.take(5, where=where)
-        before = t._storage.visits
+        before = t.core.storage.visits
         t.take(10, where=where)
         assert t.count(where) == 35
-        visits[size] = t._storage.visits - before
+        visits[size] = t.core.storage.visits - before
     assert visits[64_000] <= 2 * visits[1_000] + 16
 
 
@@ -875,7 +875,7 @@ def test_clear_removes_everything_and_ends_leases():
 
 def test_looking_touches_no_counter():
     t = table(rows=3, tags={"score": float})
-    keys = t._storage.find(None, None, visible=True)
+    keys = t.core.storage.find(None, None, visible=True)
     before = t.stats()
     t.get(keys)
     t.count()

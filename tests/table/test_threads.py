@@ -266,7 +266,7 @@ def test_held_batches_never_change_while_segments_are_recycled(
     workers = Workers(table)
     for seed in range(100):
         workers.insert(random.Random(seed))
-    store = table._storage._rows
+    store = table.core.storage._rows
     opened = store.opened
     crew = Crew()
     crew.add(workers.insert, 4)
@@ -303,9 +303,9 @@ def test_a_reader_in_the_middle_of_a_copy_is_not_disturbed() -> None:
     rng = random.Random(1)
     for _ in range(150):
         workers.insert(rng)
-    storage = table._storage
+    storage = table.core.storage
     for _ in range(12):
-        with table._transaction():
+        with table.core.transaction():
             chosen = storage.sample(rc.Uniform(), 50, None, True, 0)
         keys = np.unique(chosen.keys)
         table.delete(keys)

@@ -398,7 +398,7 @@ def test_close_wakes_coroutines_from_another_thread():
             await asyncio.wait_for(table.sample_async(1), SOON)
         return table
 
-    assert asyncio.run(main())._gate.arrivals.waiters == []
+    assert asyncio.run(main()).core.gate.arrivals.waiters == []
 
 
 # -- async
@@ -635,14 +635,14 @@ def test_a_waiter_sleeps_through_changes_that_cannot_help_it(wake_ups):
 def test_a_change_before_the_first_retry_does_not_wake(wake_ups, monkeypatch):
     """Who has just begun to wait tries once more anyway, and sees what has changed."""
     table = rc.Table("t", capacity=10, limiter=rc.MinSize(5))
-    retry = table._gate._retry
+    retry = table.core.gate._retry
 
     def changed_before(*arguments):
-        monkeypatch.setattr(table._gate, "_retry", retry)
+        monkeypatch.setattr(table.core.gate, "_retry", retry)
         table.insert({"x": [0]})
         return retry(*arguments)
 
-    monkeypatch.setattr(table._gate, "_retry", changed_before)
+    monkeypatch.setattr(table.core.gate, "_retry", changed_before)
     caller = Caller(lambda: table.sample(1))
     until(lambda: len(table) == 1)
     assert caller.waits()
@@ -654,14 +654,14 @@ def test_a_change_before_the_first_retry_does_not_wake(wake_ups, monkeypatch):
 
 def test_closing_before_the_first_retry_ends_the_wait(monkeypatch):
     table = rc.Table("t", capacity=10)
-    retry = table._gate._retry
+    retry = table.core.gate._retry
 
     def closed_before(*arguments):
-        monkeypatch.setattr(table._gate, "_retry", retry)
+        monkeypatch.setattr(table.core.gate, "_retry", retry)
         table.close()
         return retry(*arguments)
 
-    monkeypatch.setattr(table._gate, "_retry", closed_before)
+    monkeypatch.setattr(table.core.gate, "_retry", closed_before)
     with pytest.raises(rc.TableClosed):
         Caller(lambda: table.sample(1)).done()
 

@@ -73,7 +73,7 @@ def test_a_journal_knows_every_use(name: str, tmp_path: Path) -> None:
                 put += 1
             await preparation.get(0, step)
             if step % 4 == 0:  # a crash between the draw and the confirmation
-                again = buffer(journal=rc.Journal(flushed_copy(store._core, tmp_path / f"{step}")))
+                again = buffer(journal=rc.Journal(flushed_copy(store.core, tmp_path / f"{step}")))
                 found = table_state(again.table, after_restart=False)
                 assert found == table_state(store.table, after_restart=True)
                 accounts = [made.accounts()["math"] for made in (again, store)]

@@ -1,11 +1,9 @@
-"""The version of the package, which is looked up where somebody asks for it."""
-
-from __future__ import annotations
+"""The version of Recollect that runs: what `recollect.__version__` and the manifests say."""
 
 
-def version() -> str:
-    """The version that is installed, as `recollect.__version__` has it."""
-    from importlib import metadata
+def installed_version() -> str:
+    """The version in the metadata that an installation wrote."""
+    from importlib import metadata  # slow to import, and few ask for it
 
     try:
         return metadata.version("recollect")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from recollect.base.version import version
+from recollect.base.version import installed_version
 from recollect.cli.command_parser import WRONG_USE, CommandParser
 from recollect.cli.display import add_examples
 from recollect.errors import InvalidValue, RecollectError
@@ -28,7 +28,7 @@ class Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, *_: Any) -> NoReturn:
-        print(f"recollect {version()}")
+        print(f"recollect {installed_version()}")
         raise SystemExit(0)
 
 

@@ -12,10 +12,12 @@ from typing import Any, cast, get_args
 
 import numpy as np
 
-from recollect.data.arrow import assembled, checked_shape, from_json, restored, taken_apart, to_json
-from recollect.data.batch import Batch
+from recollect.data.arrow import checked_shape, from_json, restored, taken_apart, to_json
+from recollect.data.batch import Batch, assembled, info_of
 from recollect.data.cells import Array, Kind
-from recollect.data.columns import ColumnData, Columns, Mask, check_flat_names, cleared
+from recollect.data.column_data import ColumnData, Mask, cleared
+from recollect.data.columns import Columns
+from recollect.data.dotted_names import check_flat_names
 from recollect.data.dtypes import DType, dtype_named, stored_type
 from recollect.data.info import info_from_columns, info_to_columns
 from recollect.data.ragged import Ragged, check_ragged
@@ -39,8 +41,9 @@ def to_frames(batch: Batch) -> list[bytes | memoryview]:
     header["rows"] = _add_frames(frames, batch)
     if batch.shared.columns:
         header["shared"] = _add_frames(frames, batch.shared)
-    if batch._info is not None:
-        columns, header["meta"] = info_to_columns(batch._info)
+    info = info_of(batch)
+    if info is not None:
+        columns, header["meta"] = info_to_columns(info)
         header["info"] = _add_frames(frames, columns)
     frames[0] = to_json(header)
     return frames
@@ -100,7 +103,7 @@ def _read_columns(frames: Iterator[Any], described: Any) -> Columns:
         if mask is not None:
             present[name] = mask
     check_flat_names(columns)
-    return Columns._of(columns, present or None)
+    return Columns(columns, present or None)
 
 
 def _read_mask(name: str, frames: Iterator[Any], count: int) -> Mask:

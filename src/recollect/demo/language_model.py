@@ -167,8 +167,8 @@ class Run:
 
 def looked(buffer: RolloutBuffer, policy: Policy) -> dict[str, Any]:
     """What the terminal and the report show of a buffer."""
-    core = buffer._core
-    with core.table._transaction():
+    core = buffer.core
+    with core.table.transaction():
         step = core.train_step
         lags = Counter(lag(step, entry.version) for entry in core.entries.values())
     return {

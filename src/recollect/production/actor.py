@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recollect.base.leases import LeaseLike
 from recollect.base.optional import optional
-from recollect.data.info import LeaseLike
 from recollect.production.allocation import BatchSize
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult

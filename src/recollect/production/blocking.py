@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from recollect.base.threads import BlockingFace
+from recollect.base.blocking_face import BlockingFace
 from recollect.errors import ProductionError
 from recollect.production.allocation import BatchSize
 from recollect.production.results import BatchResult

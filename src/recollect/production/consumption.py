@@ -24,9 +24,9 @@ class Consumption:
 
     def look(self, task: str) -> Handed:
         """The counts of a task, all under one lock; what moves between them is in one of them."""
-        core = self._buffer._core
+        core = self._buffer.core
         storage = core.storage
-        with core.table._transaction():
+        with core.table.transaction():
             core.enter()
             left = core.accounts[task].left
             gone = left["trained"] + left["taken"] - self._retaken[task]
@@ -45,6 +45,6 @@ class Consumption:
             return []
         groups = self._buffer.sync.take(n, task, status)
         self._retaken[task] += len(groups)
-        with self._buffer._core.table._transaction():  # nor does it keep a task from starving
-            self._buffer._core.accounts[task].recently_taken -= len(groups)
+        with self._buffer.core.table.transaction():  # nor does it keep a task from starving
+            self._buffer.core.accounts[task].recently_taken -= len(groups)
         return list(zip(groups, groups, strict=True))  # made anew by each iteration

@@ -24,7 +24,6 @@ from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
-from recollect.rollouts.verbs import run as run_verb
 
 Reward = Callable[[Group], Group | Awaitable[Group]]
 Valid = Callable[[Group], bool | Awaitable[bool]]
@@ -183,7 +182,7 @@ class Context:
         """Whether every member has every cell that the buffer needs."""
         return all(
             getattr(rollout, cell) is not None if cell in CELLS else cell in rollout.arrays
-            for cell in self.buffer._core.needs
+            for cell in self.buffer.core.needs
             for rollout in group.rollouts
         )
 
@@ -262,8 +261,8 @@ class Context:
 
     def put_at_once(self, group: Group) -> None:
         """Store a group where there is room for it; raises where there is none."""
-        core = self.buffer._core
-        run_verb(core.table, core.put(group, None)._replace(timeout=0))
+        core = self.buffer.core
+        core.table.run(core.put(group, None).within(0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):

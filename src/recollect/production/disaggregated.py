@@ -142,7 +142,7 @@ class DisaggregatedManager(Manager):
 
         Else what is dropped would be missing, and be generated again, for ever.
         """
-        capacity = self.buffer._core.capacity
+        capacity = self.buffer.core.capacity
         if capacity is None or not self._drops():
             return True
         ahead = sum(counts.target - counts.consumed for counts in self.progress.values())
@@ -153,7 +153,7 @@ class DisaggregatedManager(Manager):
         return ahead <= 0 or ahead + more <= capacity
 
     def _drops(self) -> bool:
-        core = self.buffer._core
+        core = self.buffer.core
         return core.capacity is not None and core.overflow in DROPPING
 
     def _outdated_for(self, step: int, missing: Collection[str]) -> bool:

@@ -196,7 +196,7 @@ async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
             reported = 0 if rollout.versions is None else len(rollout.versions)
             if reported < len(rollout.response_ids):
                 rollout.extras[VERSIONS] = "dispatch"
-    account = ctx.buffer._core.accounts[ctx.name]
+    account = ctx.buffer.core.accounts[ctx.name]
     expired = account.expired
     key = await ctx.buffer.put(group, version=flight.version)
     if account.expired == expired:
@@ -232,6 +232,6 @@ def leave(ctx: Context, group: Group, reason: str) -> None:
         window.failed += 1
     else:
         window.filtered += 1
-    core = ctx.buffer._core
-    with core.table._transaction():
+    core = ctx.buffer.core
+    with core.table.transaction():
         core.refuse(group, reason)

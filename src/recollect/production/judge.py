@@ -27,7 +27,7 @@ class Judge:
     """The verdicts of one manager."""
 
     def __init__(self, buffer: RolloutBuffer, contexts: Mapping[str, Context]) -> None:
-        self._core = buffer._core
+        self._core = buffer.core
         self._buffer = buffer
         self._all = contexts
         self._contexts = {
@@ -38,7 +38,7 @@ class Judge:
         self._late: dict[str, tuple[float, int]] = {}  # rewards that came late: sum and count
         self._wake: Callable[[], object] = lambda: None  # set by `begin`
         if self.needed:
-            with self._core.table._transaction():
+            with self._core.table.transaction():
                 self._core.judge = self.hold
 
     @property
@@ -54,7 +54,7 @@ class Judge:
     def look_again(self) -> None:
         """Judge first what became whole before, in another life too."""
         core = self._core
-        with core.table._transaction():
+        with core.table.transaction():
             self._waiting.clear()
             for name in self._contexts:
                 unready = core.where(name, Status.COMPLETED, False)
@@ -64,7 +64,7 @@ class Judge:
 
     def end(self) -> None:
         """Let groups through as they come."""
-        with self._core.table._transaction():
+        with self._core.table.transaction():
             if self._core.judge == self.hold:  # and not that of a manager that came after
                 self._core.judge = None
 
@@ -93,7 +93,7 @@ class Judge:
 
     def collect(self) -> None:
         """What was counted since is in the windows now."""
-        with self._core.table._transaction():
+        with self._core.table.transaction():
             late, self._late = self._late, {}
         for task, (total, count) in late.items():
             if task in self._all:
@@ -132,7 +132,7 @@ class Judge:
     def _settle(self, key: int, group: Group, valid: bool) -> None:
         """Let a group through, or let it go; unless it has expired in the meantime."""
         core, window = self._core, self._contexts[group.task].progress.window
-        with core.table._transaction():
+        with core.table.transaction():
             unready = core.where(group.task, Status.COMPLETED, False)
             found = core.storage.find(np.array([key], np.uint64), unready, visible=True)
             if not found.size:
@@ -140,8 +140,8 @@ class Judge:
             window.score(group)
             if valid:
                 core.storage.update(found, {"ready": True})
-                core.table._effects.emit(Updated, found, {"ready": True})
-                core.table._gate.arrivals.changed(1)
+                core.table.effects.emit(Updated, found, {"ready": True})
+                core.table.gate.arrivals.changed(1)
             else:
                 window.filtered += 1
                 core.remove(found, "filtered")

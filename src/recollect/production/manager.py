@@ -17,7 +17,7 @@ from os import PathLike
 from typing import Any
 
 from recollect.base.arguments import time_span, whole
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, ProductionError, shown
 from recollect.production import restore, save
 from recollect.production.allocation import BatchSize, allocate

@@ -139,7 +139,7 @@ class _Restoring:
             )
         self._step: int = snapshot.step
         self._state = state
-        self._core: Core = manager.buffer._core
+        self._core: Core = manager.buffer.core
         self._names: dict[str, str | None] = {}  # of tasks, then and now; None: gone
         self.has_buffer = False  # whether the buffer is at the checkpoint's weights
 
@@ -206,10 +206,10 @@ class _Restoring:
         """Bring the buffer to the checkpoint's weights; in a thread."""
         core, saved = self._core, self._state["buffer"]
         has_buffer = self._state.get("include_buffer", True)
-        in_place = core._journal is not None and self._continues()
+        in_place = core.table.journal is not None and self._continues()
         stored = sum(not entry.trained for entry in core.entries.values())
         if not in_place and has_buffer:
-            load_snapshot(self._snapshot.path, {core.table.name: core}, progress=False)
+            load_snapshot(self._snapshot.path, {core.table.name: core.member()}, progress=False)
         elif not in_place and stored:
             raise SnapshotError(
                 f"{self._snapshot.path} was saved without the buffer, and {many(stored, 'group')} "
@@ -228,7 +228,7 @@ class _Restoring:
         line = Line.from_json(saved["line"])
         return (
             self._core.line.continues(line.run, self._snapshot.manifest["id"], self._step)
-            and self._core.table._effects.number >= saved["effects"]
+            and self._core.table.effects.number >= saved["effects"]
         )
 
     # -- prompts ----------------------------------------------------------------------------------

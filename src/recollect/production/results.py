@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.production.window import Times, Window
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
-from recollect.rollouts.verbs import run_async
-from recollect.table.waiting import Blocked
 
 
 class ReservedRoom:
@@ -26,7 +23,7 @@ class ReservedRoom:
         changed: Signal,
         fail: Callable[[BaseException], None],
     ) -> None:
-        core = buffer._core
+        core = buffer.core
         self._bounded = core.capacity is not None or core.capacity_bytes is not None
         self._buffer = buffer
         self._task = task
@@ -64,23 +61,10 @@ class ReservedRoom:
 
     async def _wait(self) -> None:
         me = asyncio.current_task()
-        core = self._buffer._core
-        verb = core.space.reserve_all(1, self._task, None)
-        promised = False
-
-        def attempt() -> Any:
-            nonlocal promised
-            got = verb.attempt()
-            promised = not isinstance(got, Blocked)
-            return got
-
+        core = self._buffer.core
         try:
-            await run_async(core.table, verb._replace(attempt=attempt))
-        except BaseException as error:  # perhaps after the promise, while a journal was written
-            if promised:
-                self.give_back()
-            if not isinstance(error, Exception):
-                raise
+            await core.table.run_async(core.space.reserve_all(1, self._task, None))
+        except Exception as error:
             self._fail(error)
             return
         if self._waiting is not me:  # stopped

@@ -58,8 +58,8 @@ def begin(buffer: RolloutBuffer, checkpoints: str | os.PathLike[str] | None) -> 
     """
     if checkpoints is not None and not isinstance(checkpoints, str | os.PathLike):
         raise InvalidValue(f"checkpoints: expected the path of a folder, got {shown(checkpoints)}")
-    if buffer._core._journal is not None or checkpoints is not None:
-        rewind.keep_trained(buffer._core)
+    if buffer.core.table.journal is not None or checkpoints is not None:
+        rewind.keep_trained(buffer.core)
 
 
 class Checkpointed(Protocol):
@@ -145,14 +145,14 @@ class CheckpointSaving:
                 f"{task}: {len(flights)} in flight" for task, flights in running.items()
             )
             raise ProductionError(f"call pause() first; {told}")
-        table = self._manager.buffer.table
-        if self._include_buffer and not isinstance(table._storage, MemoryStorage):
+        table = self._manager.buffer.core.table
+        if self._include_buffer and not isinstance(table.storage, MemoryStorage):
             raise SnapshotError(
                 f"table {table.name!r}: only tables in memory can be saved and loaded, and this "
-                f"one is in {type(table._storage).__name__}; save with include_buffer=False, and "
+                f"one is in {type(table.storage).__name__}; save with include_buffer=False, and "
                 "restore into an empty buffer, where its prompts are generated again"
             )
-        unkept = self._manager.buffer._core.unkept
+        unkept = self._manager.buffer.core.unkept
         if unkept > self.checkpoint.step:
             raise ProductionError(
                 f"step {self.checkpoint.step} cannot be saved: groups of step {unkept} were "
@@ -162,16 +162,16 @@ class CheckpointSaving:
 
     async def _save(self) -> None:
         manager, checkpoint = self._manager, self.checkpoint
-        core = manager.buffer._core
-        members = {core.table.name: core} if self._include_buffer else {}
+        core = manager.buffer.core
+        members = {core.table.name: core.member()} if self._include_buffer else {}
         saving = SnapshotSaving(
             checkpoint.path, members, kind=KIND, step=checkpoint.step, **self._options
         )
         try:
             await in_thread(saving.__enter__)
             self._check()  # somebody may have gone on meanwhile
-            with core.table._transaction():
-                core.table._enter()
+            with core.table.transaction():
+                core.table.enter()
                 moment = Moment(manager, checkpoint.step, include_buffer=self._include_buffer)
                 saving.capture()
         except BaseException:
@@ -244,7 +244,7 @@ class Moment:
     """A manager at one moment. Made on its loop and under the lock; the rest can wait."""
 
     def __init__(self, manager: Checkpointed, step: int, *, include_buffer: bool) -> None:
-        core = manager.buffer._core
+        core = manager.buffer.core
         manager.look()  # first: what is due expires by it
         holding = rewind.look(core, step)
         self._held = _Held(manager, holding)
@@ -258,7 +258,7 @@ class Moment:
             ),
             "buffer": {
                 "line": core.line.to_json(),
-                "effects": core.table._effects.number,
+                "effects": core.table.effects.number,
                 "trained": holding.trained,
             },
         }
@@ -272,7 +272,7 @@ class _Held:
     """The prompts that were drawn and are not in the weights: where they are now."""
 
     def __init__(self, manager: Checkpointed, holding: Holding) -> None:
-        storage = manager.buffer._core.storage
+        storage = manager.buffer.core.storage
         known: dict[str, list[tuple[int, str]]] = {name: [] for name in manager.tasks}
         whole: dict[str, list[int]] = {name: [] for name in manager.tasks}
         for key, task, group_id in holding.held:
@@ -289,8 +289,8 @@ class _Held:
             for task, pairs in known.items()
         }
         self._whole = {task: storage.get(_keys(keys), None) for task, keys in whole.items()}
-        self._blobs = manager.buffer._core.blobs_of(
-            [manager.buffer._core.entries[key] for keys in whole.values() for key in keys]
+        self._blobs = manager.buffer.core.blobs_of(
+            [manager.buffer.core.entries[key] for keys in whole.values() for key in keys]
         )
         # A result that was stored just now may still count as in flight.
         self._flying = {
@@ -361,7 +361,7 @@ def _links(staging: Path) -> dict[str, Callable[[str], object]]:
 
 def _flush(core: Any) -> None:
     """A journal must not be behind a checkpoint: else it could not go back to it."""
-    journal = core._journal
+    journal = core.table.journal
     if journal is not None and not journal.writer.flush():
         raise JournalError(
             f"{journal.options.path}: the journal cannot be written, so no checkpoint was made"

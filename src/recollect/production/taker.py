@@ -70,9 +70,9 @@ async def take_unless(
 
 
 def _holds(buffer: RolloutBuffer, owner: str) -> bool:
-    table = buffer.table
-    with table._transaction():
-        return bool(table._leases.of_owner(owner))
+    table = buffer.core.table
+    with table.transaction():
+        return bool(table.leases.of_owner(owner))
 
 
 async def _ended(taking: asyncio.Future[TakenBatch]) -> bool:

@@ -154,8 +154,9 @@ def write_shard(
         make_folders(folder, files)
     except OSError as error:
         raise SnapshotError(f"{folder} could not be made: {error}") from error
+    saved = {name: member_of(member) for name, member in members.items()}
     save_snapshot(
-        target, members, kind="shard", step=step, state=state, progress=progress, files=files
+        target, saved, kind="shard", step=step, state=state, progress=progress, files=files
     )
 
 
@@ -166,7 +167,7 @@ def members_of(store: Any) -> dict[str, Any]:
     if isinstance(store, Table):
         return {store.name: store}
     if isinstance(store, RolloutBuffer):
-        return {store._core.table.name: store}
+        return {store.core.table.name: store}
     if isinstance(store, ReplayBuffer):
         return {"steps": store}
     raise InvalidValue(
@@ -175,12 +176,24 @@ def members_of(store: Any) -> dict[str, Any]:
     )
 
 
+def member_of(target: Any) -> Member:
+    """What a snapshot saves of a table or a buffer."""
+    from recollect.replay.persistence import StepsMember
+    from recollect.table.member import member_of as table_member
+
+    if isinstance(target, RolloutBuffer):
+        return target.core.member()
+    return StepsMember(target) if isinstance(target, ReplayBuffer) else table_member(target.core)
+
+
 def _origins(member: Any) -> list[int]:
     """The origins of a table's keys: no new shard may use one of them for its own."""
-    table = member._core.table if isinstance(member, RolloutBuffer) else member
-    if not isinstance(table, Table) or not isinstance(table._storage, MemoryStorage):
+    if isinstance(member, ReplayBuffer):
         return []
-    items = table._storage._items
+    storage = (member.table if isinstance(member, RolloutBuffer) else member).core.storage
+    if not isinstance(storage, MemoryStorage):
+        return []
+    items = storage._items
     own = int(np.int64(items.now[ORIGIN]).view(np.uint64)) >> COUNTER_BITS
     if A_SEQ not in items.owned:  # nothing was merged in
         return [own]
@@ -298,7 +311,8 @@ def _load_own(
         for name, entry in shard["tables"].items():
             if name in members:
                 check_room(members[name], entry, folder)
-    loaded = load_snapshot(folder, members, progress=progress)
+    targets = {name: member_of(target) for name, target in members.items()}
+    loaded = load_snapshot(folder, targets, progress=progress)
     counted = {
         what: sum(one["state"]["incomplete"][what] for one in chosen.shards.values())
         for what in ("episodes", "steps")
@@ -324,7 +338,6 @@ def _load_part(
     env_id_columns: Sequence[str] | None,
 ) -> Redistributed:
     """This rank's part of all shards, put together anew."""
-    from recollect.durability.snapshot.members import member_of
     from recollect.durability.snapshot.reader import Snapshot
     from recollect.ranks.environments import checked_names
     from recollect.ranks.merged_steps import StepParts
@@ -358,7 +371,7 @@ def _load_part(
         member.check(merged[name].entry, where)
         if overflow == "raise":
             check_room(members[name], merged[name].entry, chosen.path)
-    evicted = _put(targets, merged, {name: members[name] for name in merged}, where)
+    evicted = _put(targets, merged, where)
     for source in sources:
         source.segments.close()
     return Redistributed(
@@ -376,17 +389,16 @@ def _load_part(
 def _put(
     targets: Mapping[str, Member],
     merged: Mapping[str, Merged],
-    objects: Mapping[str, Any],
     where: str,
 ) -> dict[str, int]:
     """Put everything into its place, under all locks."""
     evicted = {}
     with ExitStack() as stack:
         rewound = None
-        if any(member.journaled for member in targets.values()):
+        if any(member.journal is not None for member in targets.values()):
             from recollect.durability.journal.journal import rewinding
 
-            rewound = stack.enter_context(rewinding(list(objects.values())))
+            rewound = stack.enter_context(rewinding(targets.values()))
         for member in targets.values():
             stack.enter_context(member.saving)
         for member in targets.values():
@@ -404,7 +416,7 @@ def _put(
 
 def check_room(target: Any, entry: Mapping[str, Any], where: Path) -> None:
     """Raise where a target is too small for what is to be put into it."""
-    table = target._core.table if isinstance(target, RolloutBuffer) else target
+    table = target.table if isinstance(target, RolloutBuffer) else target
     if isinstance(table, ReplayBuffer):
         numbers = entry["numbers"]
         rows = np.subtract(numbers["newest"], numbers["oldest"]).max(initial=0)

@@ -291,9 +291,13 @@ class ReplayBuffer(Batched):
     async def _insert_async(self, steps: Steps, timeout: float | None) -> Keys:
         if timeout is not None:
             timeout = time_span("timeout", timeout)
-        keys = await self._gate.run_async(
-            lambda: self._try_insert(steps), self._gate.departures, timeout, "insert"
-        )
+        with self._lock:
+            self._enter()
+            keys = self._try_insert(steps)
+        if isinstance(keys, Blocked):
+            keys = await self._gate.wait_async(
+                lambda: self._try_insert(steps), keys, self._gate.departures, timeout, "insert"
+            )
         recorder = self._store.recorder
         if recorder is not None:
             await recorder.settle_async(recorder.number)
@@ -507,9 +511,14 @@ class ReplayBuffer(Batched):
         if timeout is not None:
             timeout = time_span("timeout", timeout)
         strict = strict and timeout is None
-        return await self._gate.run_async(
-            lambda: self._choose(attempt, strict), self._gate.arrivals, timeout, what
-        )
+        with self._lock:
+            self._enter()
+            result = self._choose(attempt, strict)
+        if isinstance(result, Blocked):
+            result = await self._gate.wait_async(
+                lambda: self._choose(attempt, strict), result, self._gate.arrivals, timeout, what
+            )
+        return result
 
     # -- priorities -------------------------------------------------------------------------------
     def update_priorities(self, keys: Any, values: Any) -> NDArray[np.bool_]:
@@ -626,9 +635,14 @@ class ReplayBuffer(Batched):
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_replay
+        from recollect.base.html import closed
+        from recollect.replay.replay_html import of_replay
 
-        return of_replay(self)
+        if self._closed:
+            return closed("ReplayBuffer")
+        stats = self.stats()
+        episodes = self.episodes() if stats["size"] else None
+        return of_replay(stats, self.sampler, self.limiter, episodes)
 
     def _legal_starts(
         self,
@@ -694,8 +708,8 @@ class ReplayBuffer(Batched):
         from recollect.durability.snapshot.saver import save_snapshot
 
         return save_snapshot(
-            path, {"steps": self}, kind="replay", step=step, others=files, keep_last=keep_last,
-            compression=compression, progress=progress,
+            path, {"steps": self._member()}, kind="replay", step=step, others=files,
+            keep_last=keep_last, compression=compression, progress=progress,
         )  # fmt: skip
 
     def load(
@@ -712,7 +726,7 @@ class ReplayBuffer(Batched):
         """
         from recollect.durability.snapshot.reader import load_snapshot
 
-        return load_snapshot(path, {"steps": self}, step=step, progress=progress)
+        return load_snapshot(path, {"steps": self._member()}, step=step, progress=progress)
 
     def _member(self) -> StepsMember:
         """What snapshots ask for."""

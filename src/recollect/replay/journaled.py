@@ -28,6 +28,7 @@ from recollect.durability.journal.records import (
     Section,
     Told,
 )
+from recollect.durability.snapshot.members import Member
 from recollect.errors import JournalError
 from recollect.replay.incoming import MARKS, Steps
 from recollect.rules.limiters import Counts, MinSize
@@ -55,6 +56,9 @@ class JournaledSteps(Journaled):
     def buffer(self) -> ReplayBuffer:
         buffer: ReplayBuffer = self.owner
         return buffer
+
+    def saved_as(self) -> Member:
+        return self.buffer._member()
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self._lock

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from recollect.data.batch import Batch
 from recollect.durability.format import schema_from_json, schema_to_json
+from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.snapshot.ledger import Ledger
 from recollect.durability.snapshot.members import Captured, check_kind
 from recollect.errors import SnapshotError
@@ -106,8 +107,8 @@ class StepsMember:
         self.ledger = make()
 
     @property
-    def journaled(self) -> bool:
-        return getattr(self._buffer, "_journal", None) is not None
+    def journal(self) -> OpenJournal | None:
+        return self._buffer._journal
 
     def untouched(self) -> None:
         """Files are checked before anything changes."""
@@ -202,7 +203,7 @@ class StepsMember:
     def check(self, entry: Mapping[str, Any], where: str) -> None:
         buffer = self._buffer
         check_kind(self.kind, entry, f"{where}: it")
-        if buffer._store.rows and not self.journaled:
+        if buffer._store.rows and self.journal is None:
             raise SnapshotError(f"this buffer is not empty; load {where} into a new one")
         numbers = entry["numbers"]
         for name, saved, mine in (

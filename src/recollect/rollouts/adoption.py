@@ -37,7 +37,7 @@ def adopt(core: Core) -> None:
     """Know the groups that are in the storage from before."""
     from recollect.rollouts.persistence import restore_own
 
-    with core.table._transaction():
+    with core.table.transaction():
         if not len(core.storage):
             return
         own = {"train_step": core.train_step, "accounts": core.accounts.state()}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
-from recollect.data.ragged import Ragged
+from recollect.data.ragged import Ragged, ragged_from_cells
 from recollect.data.schema import Column, Rows, Schema, Stored, row_payload
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
 from recollect.rollouts.cell_columns import other_array, to_json
@@ -17,6 +17,7 @@ from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
 from recollect.rollouts.expiry import as_rows, judge_again
 from recollect.rollouts.rollout import CODES, Status
 from recollect.rollouts.values import any_array, named
+from recollect.table.changes import add_column
 from recollect.table.effects import Amended, Updated
 from recollect.table.waiting import Blocked
 
@@ -154,7 +155,7 @@ class Filling:
         if self.reward is not None:
             new["reward"] = self.reward[picked]
         for name, texts in self.texts.items():
-            new[name] = Ragged._from_cells(name, [texts[place] for place in sources], str)
+            new[name] = ragged_from_cells(name, [texts[place] for place in sources], str)
         response = columns[0]
         assert isinstance(response, Ragged)
         for name, cells in new.items():
@@ -237,8 +238,8 @@ def fill(core: Core, filling: Filling) -> Mask | Blocked:
     found = np.zeros(len(filling.ids), np.bool_)
     if not keys.size:
         return found
-    assert table._schema is not None
-    schema = filling.fit(table._schema)
+    assert table.schemas.rows is not None
+    schema = filling.fit(table.schemas.rows)
     batch = core.storage.get(keys, None).read(np.empty)
     starts = batch.info.row_offsets
     item_of = {key: item for item, key in enumerate(keys.tolist())}
@@ -265,14 +266,14 @@ def fill(core: Core, filling: Filling) -> Mask | Blocked:
         return blocked
     for name in names[len(batch.columns) :]:  # now, because what does not land leaves no trace
         column = schema.columns[name]
-        table._add_column(name, column.dtype, column.shape, True)
+        add_column(table, name, column)
     core.space.forget_sizes()
     core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
-    table._effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
+    table.effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
     _complete(core, keys, names, after, starts)
     if "loss_mask" in filling.arrays:
         judge_again(core, keys, batch.info.task.tolist(), after, starts)
-    table._gate.arrivals.changed(keys.size)
+    table.gate.arrivals.changed(keys.size)
     return found
 
 
@@ -343,4 +344,4 @@ def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any)
     if ready and core.needs:
         done = np.array(ready, np.uint64)
         core.storage.update(done, {"ready": True})
-        core.table._effects.emit(Updated, done, {"ready": True})
+        core.table.effects.emit(Updated, done, {"ready": True})

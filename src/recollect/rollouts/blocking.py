@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
-from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiry import advance
@@ -19,7 +19,6 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
-from recollect.rollouts.verbs import T, Verb, run
 from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
@@ -38,23 +37,21 @@ class BlockingBuffer:
     """
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-
-    def _run(self, verb: Verb[T]) -> T:
-        return run(self._core.table, verb)
+        self.core = core
+        self._run = core.table.run
 
     def put(self, group: Group, *, version: int | None = None) -> int | None:
-        key = self._core.put_directly(group, version)
-        return self._run(self._core.put(group, version)) if key is None else key
+        key = self.core.put_directly(group, version)
+        return self._run(self.core.put(group, version)) if key is None else key
 
     def reserve(self, n: int, task: str) -> int:
-        return self._core.space.reserve(n, task)
+        return self.core.space.reserve(n, task)
 
     def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
-        return self._run(self._core.space.reserve_all(n, task, timeout))
+        return self._run(self.core.space.reserve_all(n, task, timeout))
 
     def unreserve(self, n: int, task: str) -> int:
-        return self._core.space.unreserve(n, task)
+        return self.core.space.unreserve(n, task)
 
     def take(
         self,
@@ -65,7 +62,7 @@ class BlockingBuffer:
         lease: float | bool | None = None,
         owner: str = "",
     ) -> Groups:
-        return self._run(self._core.taking.take(n, task, status, where, lease, owner))
+        return self._run(self.core.taking.take(n, task, status, where, lease, owner))
 
     def take_batch(
         self,
@@ -77,7 +74,7 @@ class BlockingBuffer:
         lease: float | bool | None = None,
         owner: str = "",
     ) -> TakenBatch:
-        taking = self._core.taking
+        taking = self.core.taking
         return self._run(taking.take_batch(sizes, train_step, where, timeout, lease, owner))
 
     def sample(
@@ -89,38 +86,38 @@ class BlockingBuffer:
         train_step: int | None = None,
         timeout: float | None = None,
     ) -> Groups:
-        return self._run(self._core.taking.sample(n, task, where, train_step, timeout))
+        return self._run(self.core.taking.sample(n, task, where, train_step, timeout))
 
     def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
-        return self._run(self._core.taking.update(keys, fields))
+        return self._run(self.core.taking.update(keys, fields))
 
     def discard(self, keys: Any, reason: str = "filtered") -> int:
-        return self._run(self._core.discard(keys, reason))
+        return self._run(self.core.discard(keys, reason))
 
     @property
     def train_step(self) -> int:
-        return self._core.train_step
+        return self.core.train_step
 
     def advance(self, train_step: int) -> dict[str, int]:
-        return self._run(advance(self._core, train_step))
+        return self._run(advance(self.core, train_step))
 
     def staleness(self, task: str) -> Staleness:
-        return self._core.rules[task]
+        return self.core.rules[task]
 
     def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
-        return self._run(self._core.taking.confirm(lease, train_step))
+        return self._run(self.core.taking.confirm(lease, train_step))
 
     def give_back(self, lease: LeaseLike | int | None) -> int:
-        return self._run(self._core.taking.give_back(lease))
+        return self._run(self.core.taking.give_back(lease))
 
     def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
-        return self._run(self._core.taking.renew(lease, seconds))
+        return self._run(self.core.taking.renew(lease, seconds))
 
     def release(self, owner: str) -> int:
-        return self._run(self._core.taking.release(owner))
+        return self._run(self.core.taking.release(owner))
 
     def trained_at(self, train_step: int) -> Groups:
-        return self._run(self._core.taking.trained_at(train_step))
+        return self._run(self.core.taking.trained_at(train_step))
 
     def claim(
         self,
@@ -131,7 +128,7 @@ class BlockingBuffer:
         task: str | None = None,
         timeout: float | None = None,
     ) -> Groups:
-        return self._core.stages.claim_blocking(n, lacks, lease, task, timeout)
+        return self.core.stages.claim_blocking(n, lacks, lease, task, timeout)
 
     def annotate(
         self,
@@ -142,11 +139,11 @@ class BlockingBuffer:
         rewards: Any = None,
         arrays: Mapping[str, Any] | None = None,
     ) -> NDArray[np.bool_]:
-        stages = self._core.stages
+        stages = self.core.stages
         return self._run(stages.annotate(rollout_ids, attempt, reward, rewards, arrays))
 
     def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
-        return self._core.taking.is_ready(sizes, where)
+        return self.core.taking.is_ready(sizes, where)
 
     def count(
         self,
@@ -154,61 +151,61 @@ class BlockingBuffer:
         status: Status | str | None = None,
         where: WhereLike = None,
     ) -> int:
-        return self._core.count(task, status, where)
+        return self.core.count(task, status, where)
 
     def counts(self) -> dict[tuple[str, Status], int]:
-        return self._core.counts()
+        return self.core.counts()
 
     def get(self, keys: Any) -> Groups:
-        return self._core.get(keys)
+        return self.core.get(keys)
 
     def find(self, group_id: str) -> int | None:
-        return self._core.find(group_id)
+        return self.core.find(group_id)
 
     def __len__(self) -> int:
-        return len(self._core)
+        return len(self.core)
 
     @property
     def nbytes(self) -> int:
-        return self._core.nbytes
+        return self.core.nbytes
 
     def accounts(self) -> dict[str, dict[str, Any]]:
-        return self._core.account()
+        return self.core.account()
 
     def stats(self) -> dict[str, Any]:
-        return self._core.stats()
+        return self.core.stats()
 
     @property
     def table(self) -> Table:
-        return self._core.table
+        return self.core.face
 
     def events(self, *kinds: str, keep: int | None = KEPT) -> BlockingEvents:
-        return self._core.events.subscribe_blocking(kinds, keep)
+        return self.core.events.subscribe_blocking(kinds, keep)
 
     def state(self) -> dict[str, Any]:
         from recollect.rollouts import persistence
 
-        return persistence.state(self._core)
+        return persistence.state(self.core)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         from recollect.rollouts import persistence
 
-        persistence.restore(self._core, saved)
+        persistence.restore(self.core, saved)
 
     def save(
         self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
     ) -> SavedSnapshot:
         from recollect.rollouts import persistence
 
-        return persistence.save(self._core, path, files, **options)
+        return persistence.save(self.core, path, files, **options)
 
     def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
         from recollect.rollouts import persistence
 
-        return persistence.load(self._core, path, **options)
+        return persistence.load(self.core, path, **options)
 
     def __repr__(self) -> str:
-        if self._core.table._closed:
+        if self.core.table.closed:
             return "RolloutBuffer(closed).sync"
         here = ", ".join(
             f"{count} {task} {status.value}" for (task, status), count in self.counts().items()
@@ -219,9 +216,19 @@ class BlockingBuffer:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
+        from recollect.base.html import closed
+        from recollect.rollouts.buffer_html import of_rollouts
+        from recollect.table.table_html import some_items
 
-        return of_rollouts(self)
+        core, table = self.core, self.core.table
+        if table.closed:
+            return closed("RolloutBuffer")
+        stats, counts, accounts = self.stats(), self.counts(), self.accounts()
+        with table.transaction():
+            step = core.train_step
+            versions = [entry.version for entry in core.entries.values() if not entry.trained]
+            info = some_items(table.storage)
+        return of_rollouts(stats, counts, accounts, step, versions, info)
 
     def close(self) -> None:
-        self._core.close()
+        self.core.close()

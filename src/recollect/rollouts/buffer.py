@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
-from recollect.data.info import Lease, LeaseLike
+from recollect.base.leases import Lease, LeaseLike
 from recollect.rollouts.blocking import BlockingBuffer
 from recollect.rollouts.core import Core
 from recollect.rollouts.events import KEPT, AsyncEvents
@@ -24,7 +24,6 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
-from recollect.rollouts.verbs import T, Verb, run_async
 from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Storage
 from recollect.table.table import Table, WhereLike
@@ -92,7 +91,7 @@ class RolloutBuffer:
         name: str = "rollouts",
         clock: Clock | None = None,
     ) -> None:
-        self._core = Core(
+        self.core = Core(
             order=StalestFirst() if order is None else order,
             staleness=Staleness() if staleness is None else staleness,
             capacity=capacity,
@@ -108,10 +107,8 @@ class RolloutBuffer:
             name=name,
             clock=clock,
         )
-        self.sync = BlockingBuffer(self._core)
-
-    async def _run(self, verb: Verb[T]) -> T:
-        return await run_async(self._core.table, verb)
+        self.sync = BlockingBuffer(self.core)
+        self._run = self.core.table.run_async
 
     # -- coming ---------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
@@ -121,10 +118,10 @@ class RolloutBuffer:
         that have none. A group that is too old already is retried or discarded as its staleness
         says. A `group_id` that is stored is replaced; one that is leased raises `InvalidValue`.
         """
-        key = self._core.put_directly(group, version)
+        key = self.core.put_directly(group, version)
         if key is not None:
             return key
-        return await run_async(self._core.table, self._core.put(group, version))
+        return await self._run(self.core.put(group, version))
 
     def reserve(self, n: int, task: str) -> int:
         """Immediate: promise room for up to n groups of a task; returns for how many there is.
@@ -132,7 +129,7 @@ class RolloutBuffer:
         The next puts of that task use what is promised and never block. What is archived gives
         way to them; where only bytes are short (`capacity_bytes`), the stalest group does.
         """
-        return self._core.space.reserve(n, task)
+        return self.core.space.reserve(n, task)
 
     async def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
         """Wait until there is room for n groups of a task, then promise all of it; returns n.
@@ -140,11 +137,11 @@ class RolloutBuffer:
         A producer that awaits this before each generation never polls, and never begins what it
         could not store. A wait that times out or is cancelled has promised nothing.
         """
-        return await self._run(self._core.space.reserve_all(n, task, timeout))
+        return await self._run(self.core.space.reserve_all(n, task, timeout))
 
     def unreserve(self, n: int, task: str) -> int:
         """Immediate: give promised room back, as for generations that were cancelled."""
-        return self._core.space.unreserve(n, task)
+        return self.core.space.unreserve(n, task)
 
     # -- going ----------------------------------------------------------------------------------
     async def take(
@@ -160,7 +157,7 @@ class RolloutBuffer:
 
         `lease` is a number of seconds, or True for a lease without a deadline.
         """
-        return await self._run(self._core.taking.take(n, task, status, where, lease, owner))
+        return await self._run(self.core.taking.take(n, task, status, where, lease, owner))
 
     async def take_batch(
         self,
@@ -177,7 +174,7 @@ class RolloutBuffer:
         `train_step` advances to that step first. `lease` is a number of seconds, or True for a
         lease without a deadline; None removes the groups at once.
         """
-        verb = self._core.taking.take_batch(sizes, train_step, where, timeout, lease, owner)
+        verb = self.core.taking.take_batch(sizes, train_step, where, timeout, lease, owner)
         return await self._run(verb)
 
     async def sample(
@@ -193,24 +190,24 @@ class RolloutBuffer:
 
         The groups of a batch are distinct. `.info` has their probabilities and importance weights.
         """
-        return await self._run(self._core.taking.sample(n, task, where, train_step, timeout))
+        return await self._run(self.core.taking.sample(n, task, where, train_step, timeout))
 
     async def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
         """Change the priority, or tags, of groups; returns a mask: which keys were there."""
-        return await self._run(self._core.taking.update(keys, fields))
+        return await self._run(self.core.taking.update(keys, fields))
 
     async def discard(self, keys: Any, reason: str = "filtered") -> int:
         """Remove groups by key, with a reason for `events`; returns how many went.
 
         Leased groups stay: they belong to whoever holds the lease.
         """
-        return await self._run(self._core.discard(keys, reason))
+        return await self._run(self.core.discard(keys, reason))
 
     # -- time -----------------------------------------------------------------------------------
     @property
     def train_step(self) -> int:
         """The train step that staleness is judged at; 1 before the first `advance`."""
-        return self._core.train_step
+        return self.core.train_step
 
     async def advance(self, train_step: int) -> dict[str, int]:
         """The trainer is at this step now: expire what is too old for it.
@@ -218,32 +215,32 @@ class RolloutBuffer:
         Returns how many groups newly expired, by task. Costs what expires, not what is stored. A
         step that is not ahead of the buffer's changes nothing.
         """
-        return await self._run(advance(self._core, train_step))
+        return await self._run(advance(self.core, train_step))
 
     def staleness(self, task: str) -> Staleness:
         """Immediate: the rule of a task."""
-        return self._core.rules[task]
+        return self.core.rules[task]
 
     # -- leases ---------------------------------------------------------------------------------
     async def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
         """The leased groups are trained: they leave, or are archived; returns how many."""
-        return await self._run(self._core.taking.confirm(lease, train_step))
+        return await self._run(self.core.taking.confirm(lease, train_step))
 
     async def give_back(self, lease: LeaseLike | int | None) -> int:
         """Bring the leased groups back, in their old order and marked redelivered."""
-        return await self._run(self._core.taking.give_back(lease))
+        return await self._run(self.core.taking.give_back(lease))
 
     async def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
         """Hold a lease for so many seconds from now."""
-        return await self._run(self._core.taking.renew(lease, seconds))
+        return await self._run(self.core.taking.renew(lease, seconds))
 
     async def release(self, owner: str) -> int:
         """Give back every lease of an owner, such as a trainer that died; returns how many."""
-        return await self._run(self._core.taking.release(owner))
+        return await self._run(self.core.taking.release(owner))
 
     async def trained_at(self, train_step: int) -> Groups:
         """The archived groups that a train step trained on (`archive=True`)."""
-        return await self._run(self._core.taking.trained_at(train_step))
+        return await self._run(self.core.taking.trained_at(train_step))
 
     # -- stages ---------------------------------------------------------------------------------
     async def claim(
@@ -260,7 +257,7 @@ class RolloutBuffer:
         They stay where they are; until the lease ends nobody else claims them for that cell.
         `.lease` is the claim: annotating the groups ends it, `give_back` and `renew` work too.
         """
-        return await self._core.stages.claim(n, lacks, lease, task, timeout)
+        return await self.core.stages.claim(n, lacks, lease, task, timeout)
 
     async def annotate(
         self,
@@ -276,13 +273,13 @@ class RolloutBuffer:
         Returns a mask that is false where the group has gone, or the rollout was retried since
         `attempt`. A group whose cells are complete becomes ready.
         """
-        verb = self._core.stages.annotate(rollout_ids, attempt, reward, rewards, arrays)
+        verb = self.core.stages.annotate(rollout_ids, attempt, reward, rewards, arrays)
         return await self._run(verb)
 
     # -- looking --------------------------------------------------------------------------------
     def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
         """Immediate: whether `take_batch` of these sizes would go ahead now."""
-        return self._core.taking.is_ready(sizes, where)
+        return self.core.taking.is_ready(sizes, where)
 
     def count(
         self,
@@ -291,42 +288,42 @@ class RolloutBuffer:
         where: WhereLike = None,
     ) -> int:
         """Immediate: how many groups are stored and not leased, by task, status and query."""
-        return self._core.count(task, status, where)
+        return self.core.count(task, status, where)
 
     def counts(self) -> dict[tuple[str, Status], int]:
         """Immediate: the same for every task and status that has any."""
-        return self._core.counts()
+        return self.core.counts()
 
     def get(self, keys: Any) -> Groups:
         """Immediate: read groups by key without touching them; raises `UnknownKey`."""
-        return self._core.get(keys)
+        return self.core.get(keys)
 
     def find(self, group_id: str) -> int | None:
         """Immediate: the key of a stored group, None where it is not there."""
-        return self._core.find(group_id)
+        return self.core.find(group_id)
 
     def __len__(self) -> int:
         """Groups stored, leased ones included."""
-        return len(self._core)
+        return len(self.core)
 
     @property
     def nbytes(self) -> int:
         """Bytes of payload, each blob counted once."""
-        return self._core.nbytes
+        return self.core.nbytes
 
     def accounts(self) -> dict[str, dict[str, Any]]:
         """Immediate: per task what was put, taken, expired, retried, dropped and why, what is
         stored and leased, quantiles of age and lag, and whether the task starves."""
-        return self._core.account()
+        return self.core.account()
 
     def stats(self) -> dict[str, Any]:
         """Immediate: numbers about the whole buffer."""
-        return self._core.stats()
+        return self.core.stats()
 
     @property
     def table(self) -> Table:
         """The table that holds the groups, for stores and for those who follow its effects."""
-        return self._core.table
+        return self.core.face
 
     # -- what leaves ----------------------------------------------------------------------------
     def events(self, *kinds: str, keep: int | None = KEPT) -> AsyncEvents:
@@ -340,7 +337,7 @@ class RolloutBuffer:
         their group; older ones let go of it (`event.has_group`), and say still what happened to
         which group and why. None keeps them all, 0 none.
         """
-        return self._core.events.subscribe(kinds, keep)
+        return self.core.events.subscribe(kinds, keep)
 
     # -- saving ---------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
@@ -350,13 +347,13 @@ class RolloutBuffer:
         """
         from recollect.rollouts import persistence
 
-        return persistence.state(self._core)
+        return persistence.state(self.core)
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Immediate: put back what `state` returned; the buffer must be empty."""
         from recollect.rollouts import persistence
 
-        persistence.restore(self._core, saved)
+        persistence.restore(self.core, saved)
 
     def save(
         self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
@@ -367,7 +364,7 @@ class RolloutBuffer:
         """
         from recollect.rollouts import persistence
 
-        return persistence.save(self._core, path, files, **options)
+        return persistence.save(self.core, path, files, **options)
 
     def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
         """Immediate: put a snapshot into this buffer, which must be empty.
@@ -376,20 +373,14 @@ class RolloutBuffer:
         """
         from recollect.rollouts import persistence
 
-        return persistence.load(self._core, path, **options)
-
-    def _member(self) -> Any:
-        """What snapshots ask for."""
-        return self._core._member()
+        return persistence.load(self.core, path, **options)
 
     def close(self) -> None:
         """End the buffer: every waiter, and every later call, raises `TableClosed`."""
-        self._core.close()
+        self.core.close()
 
     def __repr__(self) -> str:
         return repr(self.sync).removesuffix(".sync")
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
-
-        return of_rollouts(self)
+        return self.sync._repr_html_()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, whole
 from recollect.base.clock import Clock
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column, Rows
 from recollect.errors import InvalidValue, shown
@@ -45,14 +45,15 @@ from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages, check_cell
 from recollect.rollouts.staleness import FIRST_STEP, Rules
 from recollect.rollouts.takes import Taking
-from recollect.rollouts.verbs import Verb
 from recollect.rules.query import as_query, field
 from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.fields import parse_tags
 from recollect.storage.memory.chosen import MemoryChosen
+from recollect.table.changes import add_column
 from recollect.table.checks import check_versions
 from recollect.table.inserts import NewInsert, try_insert
+from recollect.table.runner import PlainVerb, Verb
 from recollect.table.table import LARGEST_CAPACITY, Table, WhereLike
 from recollect.table.waiting import Blocked
 
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
     from recollect.rollouts.persistence import RolloutMember
 
 if TYPE_CHECKING:
-    from recollect.durability.journal.open_journal import OpenJournal
     from recollect.rollouts.journaled import JournaledRollouts
 
 Keys = NDArray[np.uint64]
@@ -112,7 +112,7 @@ class Core:
         for tag in OWN_TAGS:
             if tag in self.tags:
                 raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
-        self.table = Table(
+        self.face = Table(
             name,
             capacity=LARGEST_CAPACITY if self.capacity is None else self.capacity,
             sampler=order,
@@ -125,14 +125,15 @@ class Core:
             seed=seed,
             clock=clock,
         )
-        self.table._owner = self  # a store that holds the table saves the rest with it
+        self.table = self.face.core
+        self.table.owner = self  # a store that holds the table saves the rest with it
         kernels.load_tokens()
         self.recorder: JournaledRollouts | None = None
         self._train_step = FIRST_STEP
-        self._none_due = -1  # the count of alarms since which nothing can have come due
+        self._none_due = False  # whether nothing can have come due since expiry looked last
         self.entries: dict[int, Entry] = {}
         self.by_id: dict[str, int] = {}
-        self.blobs = Blobs(None if self.table._shared is None else self.table._shared.blobs)
+        self.blobs = Blobs(None if self.table.shared is None else self.table.shared.blobs)
         self.accounts = Accounts()
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
         self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
@@ -140,12 +141,12 @@ class Core:
         self.archived = self.archive  # whether there may be trained groups: rows do not say it
         self.unkept = 0  # the last step whose trained groups did not stay
         self.line = Line.new()
-        self.events = Events(self.table._transaction)
+        self.events = Events(self.table.transaction)
         self.space = Space(self)
         self.stages = Stages(self)
         self.taking = Taking(self)
         self.direct = Direct(self.storage)
-        self._names = (self.table._schema, list(ROWS))
+        self._names = (self.table.schemas.rows, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
         self._per_item: dict[int, NDArray[np.int32]] = {}
         adopt(self)
@@ -154,14 +155,10 @@ class Core:
 
             open_journal(self, journal)
 
-    def _journaled(self) -> JournaledRollouts:
+    def journaled(self) -> JournaledRollouts:
         from recollect.rollouts.journaled import JournaledRollouts
 
         return JournaledRollouts(self)
-
-    @property
-    def _journal(self) -> OpenJournal | None:
-        return self.table._journal
 
     @property
     def train_step(self) -> int:
@@ -171,7 +168,7 @@ class Core:
     @train_step.setter
     def train_step(self, step: int) -> None:
         self._train_step = step
-        self._none_due = -1
+        self._none_due = False
         self.changed()
 
     def changed(self) -> None:
@@ -181,7 +178,14 @@ class Core:
 
     @property
     def storage(self) -> Storage:
-        return self.table._storage
+        return self.table.storage
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns of rollouts, arrays of users included."""
+        schema = self.table.schemas.rows
+        assert schema is not None
+        return schema.columns
 
     # -- putting ----------------------------------------------------------------------------------
     def put_directly(self, group: Group, version: int | None) -> int | None:
@@ -193,7 +197,7 @@ class Core:
         table = self.table
         if (
             self.capacity_bytes is not None
-            or table._effects.followers
+            or table.effects.followers
             or not isinstance(group, Group)
         ):
             return None
@@ -202,13 +206,13 @@ class Core:
         known = self.direct.look(group, version, self.rules[group.task], self.tags)
         if known is None:
             return None
-        if table._ages:
+        if table.rules.ages:
             check_versions(known.fields, 1)
-        with table._transaction():
-            table._enter()
+        with table.transaction():
+            table.enter()
             return self._store_direct(known)
 
-    def put(self, group: Group, version: int | None) -> Verb[int | None]:
+    def put(self, group: Group, version: int | None) -> PlainVerb[int | None]:
         if not isinstance(group, Group):
             raise InvalidValue(
                 f"put: expected an rc.Group, got {shown(group)}; rc.Group([...], task=...) makes "
@@ -218,7 +222,7 @@ class Core:
             version = whole("version", version, 0, LARGEST_VERSION)
         rule = self.rules[group.task]
         encoded = encode(group, version, rule, self.tags)
-        if self.table._ages and encoded.status is Status.COMPLETED:
+        if self.table.rules.ages and encoded.status is Status.COMPLETED:
             check_versions(encoded.fields, 1)
 
         def attempt() -> int | Blocked | None:
@@ -234,19 +238,19 @@ class Core:
                 self.space.unreserve(1, group.task)
             return key
 
-        return Verb(attempt, self.table._gate.departures, None, "put")
+        return PlainVerb("put", attempt, self.table.gate.departures)
 
     def _store_direct(self, known: Known) -> int | None:
         table, entry, promised = self.table, known.entry, self.space.promised
         task = entry.task
         if (
-            table._effects.followers
+            table.effects.followers
             or known.expires <= self._train_step
             or entry.group_id in self.by_id
         ):
             return None
         if self.capacity is not None:
-            storage = table._storage
+            storage = table.storage
             promises = sum(promised.values()) if promised else 0
             free = self.capacity - len(storage)
             if free <= promises:
@@ -260,7 +264,7 @@ class Core:
                 return None  # what is free is promised to others
         lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
         known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
-        entry.put_at = table._clock.time()
+        entry.put_at = table.clock.time()
         key = self.direct.store(known, entry.put_at)
         if key is None:
             return None
@@ -270,17 +274,16 @@ class Core:
         self.accounts[task].put += 1
         if lacks:
             self.stages.came(key, entry, lacks)
-        table._came(1)
+        table.came(1)
         if promised:
             self.space.unreserve(1, task)
         return key
 
     def _expire_overdue(self) -> None:
         """Expire what came back too old when its lease lapsed, if a lease ended since last time."""
-        alarms = self.table._gate.alarms
-        if self._none_due != alarms:
+        if not self._none_due:
             expire_due(self)
-            self._none_due = alarms
+            self._none_due = True
 
     def _overflowed(self, key: int) -> None:
         """The same as `gone`, for one group of which nobody wants to know."""
@@ -292,13 +295,13 @@ class Core:
         if entry.blobs:
             self.blobs.remove(entry.blobs)
         self.accounts[entry.task].left["overflow"] += 1
-        self.table._left(1, "overflow", None)
+        self.table.left(1, "overflow", None)
 
     def _drops_simply(self, storage: Storage) -> bool:
         """Whether a full buffer makes room by letting its stalest group go, and no more."""
         return (
             self.overflow == "drop_stalest"
-            and self.table._remover is STALEST_FIRST
+            and self.table.rules.remover is STALEST_FIRST
             and not storage.hidden
             and not self.events.wants("discarded")
             and not (
@@ -368,7 +371,7 @@ class Core:
         lacks = self.stages.lacking(encoded.columns, encoded.present, encoded.arrays)
         key = self.insert(encoded, rows, not any(need in lacks for need in self.needs))
         entry = encoded.entry
-        entry.put_at = table._clock.time()
+        entry.put_at = table.clock.time()
         self.entries[key] = entry
         self.by_id[group.group_id] = key
         entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
@@ -409,16 +412,16 @@ class Core:
                 -1.0,
                 {},
                 None,
-                table._schema,
-                table._shared_schema,
+                table.schemas.rows,
+                table.schemas.shared,
                 None,
             ),
         )
         assert not isinstance(inserted, Blocked)
-        return int(inserted[0][0])
+        return int(inserted[0])
 
     def column_names(self) -> list[str]:
-        schema = self.table._schema
+        schema = self.table.schemas.rows
         if self._names[0] is not schema:
             assert schema is not None
             self._names = (schema, list(schema.columns))
@@ -426,7 +429,7 @@ class Core:
 
     def _fit_arrays(self, encoded: Encoded) -> None:
         """What comes in another dtype of its column's kind is converted, or refused."""
-        columns = self.table.columns
+        columns = self.columns
         for name, (cells, present) in encoded.arrays.items():
             assert isinstance(cells, Ragged)
             column = columns.get(ARRAYS + name)
@@ -436,19 +439,20 @@ class Core:
 
     def _add_columns(self, encoded: Encoded) -> bool:
         """Have a column for each array; whether one was new."""
-        columns = self.table.columns if encoded.arrays else {}
+        columns = self.columns if encoded.arrays else {}
         new = [name for name in encoded.arrays if ARRAYS + name not in columns]
         for name in new:
             cells = encoded.arrays[name][0]
             assert isinstance(cells, Ragged)
-            self.table._add_column(ARRAYS + name, cells.dtype, cells.inner_shape, True)
+            column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
+            add_column(self.table, ARRAYS + name, column)
         return bool(new)
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
         """Groups leave the storage and the buffer."""
         kind = KIND_OF.get(reason, "discarded")
-        keep = self.table._effects.readers or self.events.wants(kind)
+        keep = self.table.effects.readers or self.events.wants(kind)
         remove = self.storage.remove if hidden else self.storage.delete
         self.gone(remove(keys, keep), reason)
 
@@ -477,7 +481,7 @@ class Core:
         if self.blobs:
             for entry in entries:
                 self.blobs.remove(entry.blobs)
-        self.table._left(chosen.count, reason, chosen)
+        self.table.left(chosen.count, reason, chosen)
 
     def _count_and_tell(
         self, chosen: Chosen, entries: list[Entry], counts: Mapping[str, int], reason: str
@@ -522,7 +526,7 @@ class Core:
                 self.remove(found, reason)
             return int(found.size)
 
-        return Verb(attempt, self.table._gate.arrivals, None, "discard")
+        return PlainVerb("discard", attempt)
 
     # -- looking ----------------------------------------------------------------------------------
     def where(
@@ -537,7 +541,7 @@ class Core:
             if value is not None:
                 condition = field(name) == (value.value if isinstance(value, Status) else value)
                 query = condition if query is None else condition & query
-        bound = None if query is None else self.table._where(query)
+        bound = None if query is None else self.table.fields.where(query)
         if more is None:
             if len(self._wheres) >= 1024:
                 self._wheres.clear()
@@ -566,8 +570,8 @@ class Core:
 
     def get(self, keys: Any) -> Groups:
         keys = keys_of(keys)
-        with self.table._transaction():
-            self.table._enter()
+        with self.table.transaction():
+            self.table.enter()
             chosen = self.storage.get(keys, None)
             blobs = self.blobs_of([self.entries[key] for key in keys.tolist()])
             step = self.train_step
@@ -575,7 +579,7 @@ class Core:
 
     def find(self, group_id: str) -> int | None:
         text("group_id", group_id)
-        with self.table._transaction():
+        with self.table.transaction():
             return self.by_id.get(group_id)
 
     def count(self, task: str | None, status: Status | str | None, where: WhereLike) -> int:
@@ -583,12 +587,12 @@ class Core:
         if task is not None:
             text("task", task)
         bound = self.where(task, wanted, None, where)
-        with self.table._transaction():
+        with self.table.transaction():
             self.enter()
             return self.storage.available(bound)[0]
 
     def counts(self) -> dict[tuple[str, Status], int]:
-        with self.table._transaction():
+        with self.table.transaction():
             self.enter()
             found = {}
             for task, status in self.storage.counts(("task", "status")):
@@ -599,22 +603,22 @@ class Core:
 
     def enter(self) -> None:
         """What every call that counts or takes does first: what came back too old expires."""
-        self.table._enter()
+        self.table.enter()
         expire_due(self)
 
     def __len__(self) -> int:
-        with self.table._transaction():
-            if not self.table._closed:
+        with self.table.transaction():
+            if not self.table.closed:
                 self.enter()
             return len(self.storage)
 
     @property
     def nbytes(self) -> int:
-        with self.table._transaction():
+        with self.table.transaction():
             return self.storage.nbytes + self.blobs.nbytes
 
     def account(self) -> dict[str, dict[str, Any]]:
-        with self.table._transaction():
+        with self.table.transaction():
             self.enter()
             entries = list(self.entries.values())
             counts = {}
@@ -625,12 +629,12 @@ class Core:
                 archived = kept.get(task, 0)
                 held = stored - visible - (archived - seen)
                 counts[task] = (visible - seen, held, archived)
-            return self.accounts.report(entries, counts, self.table._clock.time(), self.train_step)
+            return self.accounts.report(entries, counts, self.table.clock.time(), self.train_step)
 
     def stats(self) -> dict[str, Any]:
-        with self.table._transaction():
+        with self.table.transaction():
             return {
-                **self.table.stats(),
+                **self.face.stats(),
                 "nbytes": self.nbytes,
                 "blobs": len(self.blobs),
                 "capacity": self.capacity,
@@ -640,16 +644,17 @@ class Core:
                 "claimed": self.stages.claimed,
             }
 
-    def _returned(self, lease: Lease) -> None:
+    def returned(self, lease: Lease) -> None:
         self.steps_of.pop(lease.id, None)
+        self._none_due = False
 
-    def _member(self) -> RolloutMember:
-        """What snapshots ask for."""
+    def member(self) -> RolloutMember:
+        """What snapshots save."""
         from recollect.rollouts.persistence import RolloutMember
 
         return RolloutMember(self)
 
     def close(self) -> None:
-        with self.table._transaction():
+        with self.table.transaction():
             self.events.close()
         self.table.close()  # without the lock: it may be that of a connection, which goes now

@@ -33,9 +33,9 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.groups import finished
 from recollect.rollouts.rollout import CODES, STATUSES, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
-from recollect.rollouts.verbs import Verb
 from recollect.storage.fields import ABSENT_INT
 from recollect.table.effects import Amended, Updated
+from recollect.table.runner import PlainVerb, Verb
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
@@ -57,7 +57,7 @@ def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
     def attempt() -> dict[str, int]:
         return advance_to(core, step)
 
-    return Verb(attempt, core.table._gate.arrivals, None, "advance")
+    return PlainVerb("advance", attempt)
 
 
 def advance_to(core: Core, step: int | None) -> dict[str, int]:
@@ -124,7 +124,7 @@ def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts
         expires[here] = np.minimum.reduceat(steps, starts[:-1])[here]
     fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
     core.storage.update(keys, fields)
-    core.table._effects.emit(Updated, keys, fields)
+    core.table.effects.emit(Updated, keys, fields)
     expire_due(core)
 
 
@@ -191,7 +191,7 @@ def _expire(core: Core, keys: Keys) -> dict[str, int]:
         for place in np.flatnonzero(staying & due.cut).tolist():
             _start_again(core, int(keys[place]))
         _clear(core, batch, due, keys, staying & ~due.cut)
-        core.table._gate.departures.changed(int(staying.sum()))  # their payload has left
+        core.table.gate.departures.changed(int(staying.sum()))  # their payload has left
     return expired
 
 
@@ -208,16 +208,16 @@ def _clear(core: Core, batch: Batch, due: _Due, keys: Keys, which: Mask) -> None
     if not which.any():
         return
     table = core.table
-    assert table._schema is not None
+    assert table.schemas.rows is not None
     per_item = np.diff(due.starts).astype(np.int32)
     rows = np.repeat(which, per_item)
     before = Rows(batch.rows, due.columns, due.present)
     after = _cleared(before, due.names, due.stale)
-    gained = row_payload(table._schema, after) - row_payload(table._schema, before)
+    gained = row_payload(table.schemas.rows, after) - row_payload(table.schemas.rows, before)
     payload = np.add.reduceat(gained, due.starts[:-1])[which]
     kept = _some(after, rows)
     core.storage.amend(keys[which], kept, per_item[which], payload)
-    table._effects.emit(Amended, keys[which], dict(zip(due.names, kept.columns, strict=True)))
+    table.effects.emit(Amended, keys[which], dict(zip(due.names, kept.columns, strict=True)))
     codes: Any = after.columns[due.names.index("status")]
     _settle(
         core,
@@ -240,7 +240,7 @@ def _settle(core: Core, keys: Keys, statuses: list[Status], versions: Ints, expi
     }
     core.storage.update(keys, fields)
     core.storage.show(keys, returned=False)
-    core.table._effects.emit(Updated, keys, fields)
+    core.table.effects.emit(Updated, keys, fields)
     for key, version in zip(keys.tolist(), versions.tolist(), strict=True):
         entry = core.entries[key]
         entry.version = version
@@ -300,7 +300,7 @@ def as_rows(columns: Columns) -> Rows:
     """What was read, as rows to store again."""
     present = columns.present
     arrays: list[Stored] = list(columns.columns.values())
-    return Rows(columns._count(), arrays, [present.get(name) for name in columns.columns])
+    return Rows(columns.rows, arrays, [present.get(name) for name in columns.columns])
 
 
 # -- trajectories in several segments -------------------------------------------------------------
@@ -308,19 +308,19 @@ def _start_again(core: Core, key: int) -> None:
     """A trajectory that was cut into segments starts again as a whole: the group has fewer rows."""
     keys = np.array([key], np.uint64)
     table, entry = core.table, core.entries[key]
-    assert table._schema is not None
+    assert table.schemas.rows is not None
     chosen = core.storage.get(keys, None)
-    before = row_payload(table._schema, as_rows(chosen.read(np.empty))).sum()
+    before = row_payload(table.schemas.rows, as_rows(chosen.read(np.empty))).sum()
     group = finished(chosen.read(np.empty), 0, core.blobs_of([entry]))[0]
     rule = core.rules[group.task]
     stored = encode(group, None, rule, {})
     stale = stale_rows(stored.columns, stored.present, rule, core.train_step)
     fresh = encode(without_stale(group, stale), None, rule, {})
     rows = rows_in(fresh, core.column_names())
-    gained = row_payload(table._schema, rows).sum() - before
+    gained = row_payload(table.schemas.rows, rows).sum() - before
     per_item = np.array([fresh.count], np.int32)
     core.storage.amend(keys, rows, per_item, np.array([gained], np.int64))
-    table._effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
+    table.effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
     core.stages.forget(key)
     core.blobs.remove(set(entry.blobs) - set(fresh.entry.blobs))  # those of later segments
     entry.blobs = fresh.entry.blobs

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import LeaseLike
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
-from recollect.data.info import Info, LeaseLike
+from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
 from recollect.rollouts.encoding import ARRAYS
@@ -327,7 +328,7 @@ def _between(batch: Batch, begin: int, end: int) -> Batch:
     first, last = int(starts[begin]), int(starts[end])
     arrays = {
         name: array[begin:end]
-        for name, array in batch.info._arrays().items()
+        for name, array in info_arrays(batch.info).items()
         if name != "row_offsets"
     }
     arrays["row_offsets"] = starts[begin : end + 1] - first

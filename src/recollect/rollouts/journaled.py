@@ -18,7 +18,7 @@ from recollect.table.journaled import JournaledTable
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
-    from recollect.table.table import Table
+    from recollect.table.core import TableCore
 
 
 class JournaledRollouts(JournaledTable):
@@ -30,24 +30,25 @@ class JournaledRollouts(JournaledTable):
         self._own: dict[str, Any] | None = None
 
     @property
-    def core(self) -> Core:
+    def rollouts(self) -> Core:
+        """What the buffer keeps; only while it is there."""
         core: Core = self.owner
         return core
 
     @property
-    def table(self) -> Table:
-        return self.core.table
+    def core(self) -> TableCore:
+        return self.rollouts.table
 
     def begin(self) -> None:
         super().begin()
-        self.core.recorder = self
+        self.rollouts.recorder = self
 
     def blobs(self, new: Mapping[str, bytes]) -> None:
         """A group brought blobs that were not there."""
         self.tell(BLOBS, blobs=new, nbytes=sum(map(len, new.values())))
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "own": persistence.own_state(self.core)}
+        return {**super().state(), "own": persistence.own_state(self.rollouts)}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         super().restore_state(state)
@@ -59,7 +60,7 @@ class JournaledRollouts(JournaledTable):
 
     def recovered(self) -> bool:
         ended = super().recovered()
-        core = self.core
+        core = self.rollouts
         own = self._own or persistence.own_state(core)  # no record: that of the snapshot
         blobs = {**core.blobs.all(), **self._blobs}
         self._blobs.clear()
@@ -70,4 +71,4 @@ class JournaledRollouts(JournaledTable):
 
 def open_journal(core: Core, journal: Any) -> None:
     """Open the journal of a buffer, which is just made."""
-    core.table._journal = OpenJournal(as_journal(journal), [JournaledRollouts(core)])
+    core.table.journal = OpenJournal(as_journal(journal), [JournaledRollouts(core)])

@@ -20,7 +20,7 @@ from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.durability.format import stream_of
 from recollect.durability.snapshot.ledger import parts
-from recollect.durability.snapshot.members import Captured, TableMember
+from recollect.durability.snapshot.members import Captured
 from recollect.durability.snapshot.reader import Loaded, load_snapshot
 from recollect.durability.snapshot.saver import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
@@ -34,6 +34,7 @@ from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages
 from recollect.rollouts.staleness import FIRST_STEP
 from recollect.storage.memory.capture import Saved, saved_of
+from recollect.table.member import TableMember
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
@@ -49,12 +50,12 @@ class RolloutMember(TableMember):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core.table)
-        self._core = core
+        self._rollouts = core
 
     def capture(self) -> Captured:
         captured = super().capture()
-        captured.entry["own"] = own_state(self._core)
-        captured.blobs = self._core.blobs.all()
+        captured.entry["own"] = own_state(self._rollouts)
+        captured.blobs = self._rollouts.blobs.all()
         return captured
 
     def restore(
@@ -64,15 +65,15 @@ class RolloutMember(TableMember):
         batches: Iterable[Batch],
         blobs: Mapping[str, bytes],
     ) -> int:
-        _check_blobs(blobs, self.table.name)
+        _check_blobs(blobs, self.core.name)
         self.reset()
         gone = super().restore(entry, saved, batches, blobs)
-        restore_own(self._core, entry["own"], blobs)
+        restore_own(self._rollouts, entry["own"], blobs)
         return gone
 
     def reset(self) -> None:
         super().reset()
-        forget(self._core)
+        forget(self._rollouts)
 
 
 def forget(core: Core) -> None:
@@ -139,12 +140,14 @@ def save(
     core: Core, path: str | PathLike[str], files: Mapping[str, Any] | None, **options: Any
 ) -> SavedSnapshot:
     """Write a snapshot, all of it or nothing; replaces one that is there."""
-    return save_snapshot(path, {core.table.name: core}, kind="rollouts", others=files, **options)
+    return save_snapshot(
+        path, {core.table.name: core.member()}, kind="rollouts", others=files, **options
+    )
 
 
 def load(core: Core, path: str | PathLike[str], **options: Any) -> Loaded:
     """Put a snapshot into an empty buffer."""
-    return load_snapshot(path, {core.table.name: core}, **options)
+    return load_snapshot(path, {core.table.name: core.member()}, **options)
 
 
 def own_state(core: Core) -> dict[str, Any]:
@@ -205,7 +208,7 @@ def _names_of(core: Core) -> dict[str, str]:
 
 
 def _cells_of(core: Core) -> list[str]:
-    return [name for name in _names_of(core).values() if name in core.table.columns]
+    return [name for name in _names_of(core).values() if name in core.columns]
 
 
 def _digests(batch: Batch, item: int, first: int, last: int) -> dict[str, None]:
@@ -229,7 +232,7 @@ def _inserted_at(core: Core, keys: Any) -> list[float]:
 
     storage = core.storage
     if not isinstance(storage, MemoryStorage):
-        return [core.table._clock.time()] * keys.size
+        return [core.table.clock.time()] * keys.size
     slots = storage._items.slots_of(keys)
     times: list[float] = storage._items.values("inserted_at", slots).values.tolist()
     return times

@@ -16,9 +16,9 @@ from recollect.rollouts.encoding import ARRAYS, Encoded
 from recollect.rollouts.expiry import as_rows, expire_due
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.verbs import Verb
 from recollect.rules.selectors import Fifo
 from recollect.storage.memory.storage import MemoryStorage
+from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Space:
         """Bytes that must leave before a group comes, 0 or less where it fits."""
         core, payload = self._core, self._payload(rows, shared)
         if encoded.arrays:  # those of a new name have no column yet
-            names = core.table.columns
+            names = core.columns
             new = [c for name, (c, _) in encoded.arrays.items() if ARRAYS + name not in names]
             payload += sum(cells.values.nbytes for cells in new if isinstance(cells, Ragged))
         assert core.capacity_bytes is not None
@@ -142,18 +142,18 @@ class Space:
 
     def _payload(self, rows: Rows, shared: Rows) -> int:
         table = self._core.table
-        assert table._schema is not None
-        assert table._shared_schema is not None
-        return table._schema.payload(rows) + table._shared_schema.payload(shared)
+        assert table.schemas.rows is not None
+        assert table.schemas.shared is not None
+        return table.schemas.rows.payload(rows) + table.schemas.shared.payload(shared)
 
     def _bytes_of(self, key: int) -> int:
         """The payload of a group, without its blobs."""
         chosen = self._core.storage.get(np.array([key], np.uint64), None)
         batch = chosen.read(np.empty)
         table = self._core.table
-        assert table._schema is not None
-        assert table._shared_schema is not None
-        return table._schema.payload(as_rows(batch)) + table._shared_schema.payload(
+        assert table.schemas.rows is not None
+        assert table.schemas.shared is not None
+        return table.schemas.rows.payload(as_rows(batch)) + table.schemas.shared.payload(
             as_rows(batch.shared)
         )
 
@@ -206,7 +206,7 @@ class Space:
                 )
                 break
             before = self._core.nbytes
-            stalest = storage.take(self._core.table._remover, 1, None, hide=True)
+            stalest = storage.take(self._core.table.rules.remover, 1, None, hide=True)
             self._core.remove(stalest.keys, "overflow", hidden=True)
             items -= 1
             nbytes -= before - self._core.nbytes
@@ -222,7 +222,7 @@ class Space:
             return True
         if nbytes <= 0:
             return False
-        leases = core.table._leases.held()
+        leases = core.table.leases.held()
         self._held = {number: sizes for number, sizes in self._held.items() if number in leases}
         for number, held in leases.items():
             if number not in self._held:
@@ -252,7 +252,7 @@ class Space:
     def reserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)
         self._core.rules[task]  # raises where a put of the task would
-        with self._core.table._transaction():
+        with self._core.table.transaction():
             self._core.enter()
             return self._promise(min(n, self._free(n)), task)
 
@@ -279,7 +279,13 @@ class Space:
                 return Blocked(needs, least)
             return self._promise(n, task)
 
-        return Verb(attempt, core.table._gate.departures, timeout, f"reserve_all({n}, {task!r})")
+        return PlainVerb(
+            f"reserve_all({n}, {task!r})",
+            attempt,
+            core.table.gate.departures,
+            timeout,
+            undo=lambda promised: self.unreserve(promised, task),
+        )
 
     def _free(self, n: int) -> int:
         """For how many more groups, of n, room can be promised: those that may be dropped give way.
@@ -310,12 +316,12 @@ class Space:
 
     def unreserve(self, n: int, task: str) -> int:
         n, task = whole("n", n, 0), text("task", task)
-        with self._core.table._transaction():
+        with self._core.table.transaction():
             given_back = min(n, self.promised.get(task, 0))
             if given_back:
                 self.promised[task] -= given_back
                 if not self.promised[task]:
                     del self.promised[task]
-                self._core.table._gate.departures.changed(given_back)
+                self._core.table.gate.departures.changed(given_back)
                 self._core.changed()
         return given_back

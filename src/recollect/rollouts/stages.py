@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import text, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Stored
 from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
 from recollect.rollouts.annotations import NEVER_LATER, PLACES, Filling, fill
@@ -28,7 +28,8 @@ from recollect.rollouts.encoding import ARRAYS, Entry
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.takes import lease_span
-from recollect.rollouts.verbs import Verb, run, run_async
+from recollect.table.lease_verbs import until
+from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -207,9 +208,9 @@ class Stages:
         while True:
             until = min(deadline, self._next_deadline())
             try:
-                claimed = await run_async(table, self._claiming(n, lacks, span, task, until))
+                claimed = await table.run_async(self._claiming(n, lacks, span, task, until))
             except WaitTimeout:
-                if table._clock.monotonic() >= deadline:
+                if table.clock.monotonic() >= deadline:
                     raise
                 continue
             if claimed is not None:
@@ -222,9 +223,9 @@ class Stages:
         while True:
             until = min(deadline, self._next_deadline())
             try:
-                claimed = run(table, self._claiming(n, lacks, span, task, until))
+                claimed = table.run(self._claiming(n, lacks, span, task, until))
             except WaitTimeout:
-                if table._clock.monotonic() >= deadline:
+                if table.clock.monotonic() >= deadline:
                     raise
                 continue
             if claimed is not None:
@@ -241,22 +242,22 @@ class Stages:
         if span is None:
             raise InvalidValue("lease: a claim has a lease: give seconds, or True for no deadline")
         waits = math.inf if timeout is None else time_span("timeout", timeout)
-        return span, self._core.table._clock.monotonic() + waits
+        return span, self._core.table.clock.monotonic() + waits
 
     def _left(self, until: float) -> float | None:
         if math.isinf(until):
             return None
-        return max(0.0, until - self._core.table._clock.monotonic())
+        return max(0.0, until - self._core.table.clock.monotonic())
 
     def _next_deadline(self) -> float:
-        with self._core.table._transaction():
+        with self._core.table.transaction():
             return self._deadlines[0][0] if self._deadlines else math.inf
 
     def _claiming(
         self, n: int, cell: str, span: float, task: str | None, until: float
     ) -> Verb[Groups | None]:
         """Claim until a time; None where another claim lapses before it."""
-        core, table = self._core, self._core.table
+        core = self._core
 
         def attempt() -> Any:
             self._lapse()
@@ -284,7 +285,7 @@ class Stages:
                 self.give_back(taken[3])
 
         what = f"claim({n}, {cell!r})"
-        return Verb(attempt, table._gate.arrivals, self._left(until), what, finish, undo)
+        return PlainVerb(what, attempt, timeout=self._left(until), finish=finish, undo=undo)
 
     def _next(self, n: int, cell: str, task: str | None) -> list[int]:
         """The first n groups that lack a cell and are not claimed, by arrival."""
@@ -306,7 +307,7 @@ class Stages:
     def _add(self, cell: str, keys: list[int], span: float) -> Lease | None:
         if not keys:
             return None
-        lease = Lease(self._next_id, "", self._core.table._until(span))
+        lease = Lease(self._next_id, "", until(self._core.table.clock, span))
         self._next_id -= 1
         self._claims[lease.id] = Claim(lease, cell, set(keys))
         for key in keys:
@@ -318,11 +319,11 @@ class Stages:
     def _expect(self, lease: Lease) -> None:
         if lease.deadline is not None:
             heapq.heappush(self._deadlines, (lease.deadline, lease.id))
-            self._core.table._gate.arrivals.wake_all()  # who waits must not sleep beyond it
+            self._core.table.gate.arrivals.wake_all()  # who waits must not sleep beyond it
 
     def _lapse(self) -> None:
         """Claims whose deadline has passed end."""
-        now = self._core.table._clock.monotonic()
+        now = self._core.table.clock.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
             claim = self._claims.get(number)
@@ -353,7 +354,7 @@ class Stages:
             queue = self._queue(claim.cell, task)
             queue[key] = None
             queue.move_to_end(key, last=False)
-        self._core.table._gate.arrivals.changed(len(claim.keys))
+        self._core.table.gate.arrivals.changed(len(claim.keys))
         return len(claim.keys)
 
     def renew(self, lease: Any, deadline: float | None) -> Lease:
@@ -370,7 +371,7 @@ class Stages:
         keys = np.sort(core.storage.find(None, completed, visible=False))
         name = cell if cell in PLACES else ARRAYS + cell
         here = np.zeros(keys.size, np.bool_)
-        if keys.size and name in core.table.columns:
+        if keys.size and name in core.columns:
             batch = core.storage.get(keys, [name]).read(np.empty)
             here = np.logical_and.reduceat(batch.present[name], batch.info.row_offsets[:-1])
         for key in keys[~here].tolist():
@@ -388,4 +389,4 @@ class Stages:
         def tried() -> Mask | Blocked:
             return fill(core, filling)
 
-        return Verb(tried, core.table._gate.departures, None, "annotate")
+        return PlainVerb("annotate", tried, core.table.gate.departures)

@@ -10,19 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import keys_of, many, text, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.rollouts.encoding import tally
 from recollect.rollouts.expiry import advance_to, expire_due
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
-from recollect.rollouts.verbs import Verb
 from recollect.storage.base import Chosen, Where
 from recollect.storage.fields import ABSENT_INT, check_priority
 from recollect.storage.memory.chosen import MemoryChosen
-from recollect.table.checks import checked_field
+from recollect.table.changes import of_those
+from recollect.table.checks import checked_field, checked_owner
 from recollect.table.effects import Archived, Updated
-from recollect.table.table import WhereLike, _selected
+from recollect.table.lease_verbs import lease_out, release, renew, return_lease, until
+from recollect.table.runner import PlainVerb, Verb
+from recollect.table.table import WhereLike
 from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ class Taking:
     ) -> tuple[Chosen, int, dict[str, bytes], Lease | None]:
         """Choose all shares, and lease or remove them."""
         core, table = self._core, self._table
-        told = bool(table._effects.followers) or core.events.wants("taken")
+        told = bool(table.effects.followers) or core.events.wants("taken")
         hide = span is not None or told  # who is told holds only what it reads: see `remove`
         chosen = self._choose(shares, hide=hide)
         if isinstance(chosen, MemoryChosen):
@@ -128,14 +130,14 @@ class Taking:
         keys = chosen.keys.tolist()
         entries = list(map(core.entries.__getitem__ if hide else core.entries.pop, keys))
         blobs = core.blobs_of(entries)
-        table._counts.samples += len(keys)
+        table.counts.samples += len(keys)
         counts = tally(entries)
         for task, count in counts.items():
             core.accounts.took(task, count)
         step = core.train_step if train_step is None else train_step
         held = None
         if span is not None and keys:
-            held = table._lease(chosen, owner, span)
+            held = lease_out(table, chosen, owner, span)
             core.steps_of[held.id] = step
         elif keys and told:
             core.remove(chosen.keys, "taken", hidden=True)
@@ -145,7 +147,7 @@ class Taking:
 
     def _choose(self, shares: Mapping[str, tuple[int, Where | None]], *, hide: bool) -> Chosen:
         """The groups of all shares, task after task, hidden or removed."""
-        storage, sampler = self._core.storage, self._table._sampler
+        storage, sampler = self._core.storage, self._table.rules.sampler
         wanted = [share for share in shares.values() if share[0]]
         if len(wanted) == 1:
             return storage.take(sampler, wanted[0][0], wanted[0][1], hide=hide)
@@ -161,10 +163,10 @@ class Taking:
         return self._core.collated(chosen, step, blobs, held)
 
     def _verb(self, attempt: Any, timeout: float | None, what: str, finish: Any) -> Verb[Any]:
-        return Verb(attempt, self._table._gate.arrivals, timeout, what, finish, self._undo)
+        return PlainVerb(what, attempt, timeout=timeout, finish=finish, undo=self._undo)
 
     def _undo(self, taken: tuple[Chosen, int, dict[str, bytes], Lease | None]) -> None:
-        self._table._return_lease(taken[3])
+        return_lease(self._table, taken[3])
 
     # -- sampling ---------------------------------------------------------------------------------
     def sample(
@@ -198,11 +200,13 @@ class Taking:
             here = core.storage.available(bound, n)[0]
             if here < n:
                 return Blocked(f"needs {many(n, 'group')}, has {here} ready", n - here)
-            chosen = core.storage.sample(table._sampler, n, bound, False, table._sample_calls)
+            chosen = core.storage.sample(
+                table.rules.sampler, n, bound, False, table.counts.sample_calls
+            )
             if isinstance(chosen, MemoryChosen):
                 chosen.begin()
-            table._counts.samples += n
-            table._sample_calls += 1
+            table.counts.samples += n
+            table.counts.sample_calls += 1
             if core.recorder is not None:
                 core.recorder.sampled(chosen.keys)
             entries = [core.entries[key] for key in chosen.keys.tolist()]
@@ -224,20 +228,20 @@ class Taking:
             if name not in allowed:
                 raise InvalidValue(f"update: {name!r} is not one of {', '.join(allowed)}")
             if name == "priority":
-                checked[name] = check_priority(value, keys.size, table._alpha)
+                checked[name] = check_priority(value, keys.size, table.rules.alpha)
             else:
-                checked[name] = checked_field(name, value, keys.size, table._tags)
+                checked[name] = checked_field(name, value, keys.size, table.fields.tags)
         if not checked:
             raise InvalidValue(f"update: name a field to change: {', '.join(allowed)}")
 
         def attempt() -> NDArray[np.bool_]:
             found = core.storage.update(keys, checked)
             if found.any():
-                table._effects.emit(Updated, keys[found], _selected(checked, found))
-            table._gate.arrivals.changed(keys.size)
+                table.effects.emit(Updated, keys[found], of_those(checked, found))
+            table.gate.arrivals.changed(keys.size)
             return found
 
-        return Verb(attempt, table._gate.arrivals, None, "update")
+        return PlainVerb("update", attempt)
 
     # -- leases -----------------------------------------------------------------------------------
     def confirm(self, lease: Any, train_step: int | None) -> Verb[int]:
@@ -248,7 +252,7 @@ class Taking:
         def attempt() -> int:
             if core.stages.holds(lease):
                 return core.stages.give_back(lease)
-            held = table._leases.end(lease)
+            held = table.leases.end(lease)
             step = core.steps_of.pop(held.lease.id, core.train_step)
             step = step if train_step is None else train_step
             if core.archive or core.keeping:
@@ -258,7 +262,7 @@ class Taking:
                 core.remove(held.keys, "trained", hidden=True)
             return int(held.keys.size)
 
-        return Verb(attempt, table._gate.arrivals, None, "confirm")
+        return PlainVerb("confirm", attempt)
 
     def give_back(self, lease: Any) -> Verb[int]:
         core, table = self._core, self._table
@@ -267,12 +271,12 @@ class Taking:
             if core.stages.holds(lease):
                 return core.stages.give_back(lease)
             before = core.storage.hidden
-            table._bring_back(lease, "given back")
+            table.bring_back(lease, "given back")
             returned = before - core.storage.hidden
             expire_due(core)
             return returned
 
-        return Verb(attempt, table._gate.arrivals, None, "give_back")
+        return PlainVerb("give_back", attempt)
 
     def renew(self, lease: Any, seconds: Any) -> Verb[Lease]:
         core, table = self._core, self._table
@@ -280,26 +284,21 @@ class Taking:
 
         def attempt() -> Lease:
             if core.stages.holds(lease):
-                return core.stages.renew(lease, table._until(span))
-            renewed = table._leases.renew(lease, table._until(span))
-            table._gate.wake_all()
-            return renewed
+                return core.stages.renew(lease, until(table.clock, span))
+            return renew(table, lease, span)
 
-        return Verb(attempt, table._gate.arrivals, None, "renew")
+        return PlainVerb("renew", attempt)
 
     def release(self, owner: Any) -> Verb[int]:
         core, table = self._core, self._table
-        if not isinstance(owner, str):
-            raise InvalidValue(f"owner: expected text, got {shown(owner)}")
+        whose = checked_owner(owner)
 
         def attempt() -> int:
-            leases = table._leases.of_owner(owner)
-            for lease in leases:
-                table._bring_back(lease, "given back")
+            returned = release(table, whose)
             expire_due(core)
-            return len(leases)
+            return returned
 
-        return Verb(attempt, table._gate.arrivals, None, "release")
+        return PlainVerb("release", attempt)
 
     def trained_at(self, train_step: int) -> Verb[Groups]:
         core = self._core
@@ -321,7 +320,7 @@ class Taking:
             task: (size, core.where(task, Status.COMPLETED, True, where))
             for task, size in checked_sizes(sizes).items()
         }
-        with self._table._transaction():
+        with self._table.transaction():
             core.enter()
             return self._missing(shares) is None
 
@@ -334,7 +333,7 @@ def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> No
     storage, table = core.storage, core.table
     core.archived = True
     if lease is not None:
-        table._effects.emit(Archived, keys, lease)
+        table.effects.emit(Archived, keys, lease)
     before = np.array([core.entries[key].trained for key in keys.tolist()], np.bool_)
     if before.any():
         storage.show(keys[before], returned=False)
@@ -349,8 +348,8 @@ def archive(core: Core, keys: Keys, step: int, lease: Lease | None = None) -> No
     }
     storage.update(keys, fields)
     storage.show(keys, returned=False)
-    table._effects.emit(Updated, keys, fields)
-    table._gate.departures.changed(keys.size)  # what is archived makes room when needed
+    table.effects.emit(Updated, keys, fields)
+    table.gate.departures.changed(keys.size)  # what is archived makes room when needed
 
 
 def checked_sizes(sizes: Any) -> dict[str, int]:

@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.rollouts.core import NO_KEYS, Core
 from recollect.rollouts.expiry import advance_to
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.verbs import Verb
 from recollect.rules.query import Query, field
 from recollect.storage.base import Chosen, Where
+from recollect.table.lease_verbs import lease_out
+from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Drawing:
 
     def __init__(self, buffer: RolloutBuffer) -> None:
         self._buffer = buffer
-        self._core = buffer._core
+        self._core = buffer.core
 
     @property
     def capacity(self) -> int | None:
@@ -66,31 +67,31 @@ class Drawing:
 
     async def take(self, sizes: Mapping[str, int], step: int) -> Groups:
         """Wait for groups of each task, and lease them for a step without a deadline."""
-        return await self._buffer._run(_take(self._core, sizes, step))
+        return await self._core.table.run_async(_take(self._core, sizes, step))
 
     async def sample(self, sizes: Mapping[str, int], step: int, rule: Replayed) -> list[Groups]:
         """Wait for groups of each task, and draw them for a step, some under a lease."""
-        return await self._buffer._run(_sample(self._core, sizes, step, rule))
+        return await self._core.table.run_async(_sample(self._core, sizes, step, rule))
 
     async def sample_again(self, keys: Keys, leased: Keys, step: int) -> Groups:
         """Draw by key what was drawn for a step before; those that were leased, under a lease.
 
         What has gone since, or was sent back to be generated again, is left out.
         """
-        return await self._buffer._run(_sample_again(self._core, keys, leased, step))
+        return await self._core.table.run_async(_sample_again(self._core, keys, leased, step))
 
     async def discard(self, leases: Sequence[LeaseLike], keys: Keys) -> int:
         """Groups that were drawn leave as filtered, leased or not; returns how many."""
-        return await self._buffer._run(_discard(self._core, leases, keys))
+        return await self._core.table.run_async(_discard(self._core, leases, keys))
 
     # -- immediate ------------------------------------------------------------------------------
     def moment(self) -> AbstractContextManager[Any]:
         """Nothing changes in the buffer until its block ends, but by who is in it."""
-        return self._core.table._transaction()
+        return self._core.table.transaction()
 
     def held(self, leases: Iterable[LeaseLike]) -> Keys:
         """The groups that leases hold now."""
-        held = self._core.table._leases.held()
+        held = self._core.table.leases.held()
         return np.concatenate([NO_KEYS, *(held[one.id].keys for one in leases if one.id in held)])
 
     def group_ids(self) -> Iterable[str]:
@@ -114,7 +115,7 @@ def _take(core: Core, sizes: Mapping[str, int], step: int) -> Verb[Groups]:
             return blocked
         return core.taking._hand_out(shares, math.inf, OWNER, step)
 
-    return Verb(attempt, core.table._gate.arrivals, None, "get", core.taking._collate)
+    return PlainVerb("get", attempt, finish=core.taking._collate)
 
 
 def _sample(core: Core, sizes: Mapping[str, int], step: int, rule: Replayed) -> Verb[list[Groups]]:
@@ -130,7 +131,7 @@ def _sample(core: Core, sizes: Mapping[str, int], step: int, rule: Replayed) -> 
     def finish(drawn: list[tuple[Chosen, dict[str, bytes], LeaseLike | None]]) -> list[Groups]:
         return [core.collated(chosen, step, blobs, lease) for chosen, blobs, lease in drawn]
 
-    return Verb(attempt, core.table._gate.arrivals, None, "get", finish)
+    return PlainVerb("get", attempt, finish=finish)
 
 
 class _Shares:
@@ -187,9 +188,11 @@ def _drawn(
     """Draw groups. Those that do it for the last time are leased: nobody draws them again, and
     they are not lost."""
     table = core.table
-    chosen = core.storage.sample(table._sampler, count, where, False, table._sample_calls)
-    table._counts.samples += count
-    table._sample_calls += 1
+    chosen = core.storage.sample(
+        table.rules.sampler, count, where, False, table.counts.sample_calls
+    )
+    table.counts.samples += count
+    table.counts.sample_calls += 1
     entries = [core.entries[key] for key in chosen.keys.tolist()]
     core.accounts.drew(entry.task for entry in entries)
     worn = np.zeros(count, np.bool_)
@@ -202,7 +205,7 @@ def _drawn(
 
 
 def _leased(core: Core, hidden: Keys, step: int) -> LeaseLike:
-    lease = core.table._lease(core.storage.get(hidden, None), OWNER, math.inf)
+    lease = lease_out(core.table, core.storage.get(hidden, None), OWNER, math.inf)
     core.steps_of[lease.id] = step
     return lease
 
@@ -219,8 +222,8 @@ def _sample_again(core: Core, keys: Keys, leased: Keys, step: int) -> Verb[Group
         again = leased[np.isin(leased, there)]
         if again.size:
             where = _ready(core, ANY, field("key").isin(again.tolist()))
-            taken = core.storage.take(core.table._sampler, again.size, where, hide=True)
-            core.table._counts.samples += again.size
+            taken = core.storage.take(core.table.rules.sampler, again.size, where, hide=True)
+            core.table.counts.samples += again.size
             lease = _leased(core, taken.keys, step)
         chosen = core.storage.get(keys[np.isin(keys, there)], None)
         blobs = core.blobs_of([core.entries[key] for key in chosen.keys.tolist()])
@@ -230,24 +233,24 @@ def _sample_again(core: Core, keys: Keys, leased: Keys, step: int) -> Verb[Group
         chosen, blobs, lease = found
         return core.collated(chosen, step, blobs, lease)
 
-    return Verb(attempt, core.table._gate.arrivals, None, "restore", finish)
+    return PlainVerb("restore", attempt, finish=finish)
 
 
 def _discard(core: Core, leases: Sequence[LeaseLike], keys: Keys) -> Verb[int]:
     def attempt() -> int:
         gone = 0
         for lease in leases:
-            held = core.table._leases.held().get(lease.id)
+            held = core.table.leases.held().get(lease.id)
             if held is None:
                 continue
             dropped = np.isin(held.keys, keys)
             if dropped.any():
                 gone += int(dropped.sum())
                 core.remove(held.keys[dropped], "filtered", hidden=True)
-                core.table._leases.narrow(lease, held.keys[~dropped])
+                core.table.leases.narrow(lease, held.keys[~dropped])
         visible = core.storage.find(keys, None, visible=True)
         if visible.size:
             core.remove(visible, "filtered")
         return gone + int(visible.size)
 
-    return Verb(attempt, core.table._gate.arrivals, None, "discard")
+    return PlainVerb("discard", attempt)

@@ -1,26 +1,41 @@
-"""Amending: items are stored again, with cells that were absent."""
+"""Amendments: items are stored again, with cells that were absent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import items_of
+from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows
 from recollect.errors import NeverPossible, SchemaError
-
-if TYPE_CHECKING:
-    from recollect.table.table import Table
+from recollect.table.core import TableCore
+from recollect.table.effects import Amended
 
 Keys = NDArray[np.uint64]
 
 
-def check_amended(table: Table, columns: Any) -> None:
+def amend(
+    core: TableCore, keys: Keys, columns: Mapping[str, Any], rows_per_item: Any
+) -> NDArray[np.bool_]:
+    """Under the lock: fill absent cells of the items that are there; returns which were."""
+    if core.schemas.rows is None:
+        raise SchemaError(f"table {core.name!r} is empty: there is nothing to amend")
+    _check_no_shared(core, columns)
+    filling = core.schemas.rows.only(columns).check(columns)
+    found = np.isin(keys, core.storage.find(keys, None, visible=False))
+    if found.any():
+        fill(core, keys, found, filling, rows_per_item)
+        core.effects.emit(Amended, keys[found], columns)
+        core.gate.arrivals.changed(keys.size)
+    return found
+
+
+def _check_no_shared(core: TableCore, columns: Any) -> None:
     """Refuse shared columns: those are of items, and what is filled is cells of rows."""
-    shared = {} if table._shared_schema is None else table._shared_schema.columns
+    shared = {} if core.schemas.shared is None else core.schemas.shared.columns
     for name in columns if isinstance(columns, Mapping) else ():
         if name in shared:
             raise SchemaError(
@@ -30,12 +45,12 @@ def check_amended(table: Table, columns: Any) -> None:
 
 
 def fill(
-    table: Table, keys: Keys, found: NDArray[np.bool_], filling: Rows, rows_per_item: Any
+    core: TableCore, keys: Keys, found: NDArray[np.bool_], filling: Rows, rows_per_item: Any
 ) -> None:
     """Store the found items again, with cells filled in."""
-    assert table._schema is not None
+    assert core.schemas.rows is not None
     here = keys[found]
-    stored = table._storage.get(here, None).read()
+    stored = core.storage.get(here, None).read()
     starts = stored.info.row_offsets
     per_item = np.diff(starts).astype(np.int32)
     if rows_per_item is None and filling.count == stored.rows:
@@ -49,25 +64,25 @@ def fill(
                 "give every row of every item, and rows_per_item where keys may have gone"
             )
         given = np.repeat(found, per_key)
-    filled, sizes = table._schema.filled(stored, filling, given)
+    filled, sizes = core.schemas.rows.filled(stored, filling, given)
     payload = np.add.reduceat(sizes, starts[:-1])
-    _make_place(table, here, int(payload.sum()))
-    table._storage.amend(here, filled, per_item, payload)
+    _make_place(core, here, int(payload.sum()))
+    core.storage.amend(here, filled, per_item, payload)
 
 
-def _make_place(table: Table, keys: Keys, payload: int) -> None:
+def _make_place(core: TableCore, keys: Keys, payload: int) -> None:
     """Evict others where filled cells would exceed the capacity."""
-    storage = table._storage
-    if table.capacity_bytes is None or storage.nbytes + payload <= table.capacity_bytes:
+    storage = core.storage
+    if core.capacity_bytes is None or storage.nbytes + payload <= core.capacity_bytes:
         return
     kept = storage.hide(keys)
-    excess = storage.nbytes + payload - table.capacity_bytes
+    excess = storage.nbytes + payload - core.capacity_bytes
     fits = excess <= storage.nbytes - storage.hidden_nbytes
     if fits:
-        table._evict(0, excess)
+        core.evict(0, excess)
     storage.show(kept, returned=False)
     if not fits:
         raise NeverPossible(
-            f"amend: {payload} more bytes do not fit table {table.name!r} of "
-            f"{table.capacity_bytes} bytes beside the amended and the leased items"
+            f"amend: {payload} more bytes do not fit table {core.name!r} of "
+            f"{core.capacity_bytes} bytes beside the amended and the leased items"
         )

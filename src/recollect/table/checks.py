@@ -125,3 +125,20 @@ def check_versions(fields: Mapping[str, Any], count: int) -> None:
         raise InvalidValue(
             "version: half_life ages items by their version, and an item has none; give version=..."
         )
+
+
+def check_bytes(
+    capacity_bytes: int | None, limiter: Limiter, rows: Schema, shared: Schema | None
+) -> None:
+    """Raise where so many bytes never hold the items that a limiter waits for."""
+    columns = [*rows.columns.values(), *(shared.columns.values() if shared else ())]
+    least = sum(c.size for c in columns if not c.ragged and not c.optional)
+    if capacity_bytes is not None and least:
+        limiter.check_bytes(capacity_bytes // least, capacity_bytes)
+
+
+def checked_owner(owner: Any) -> str:
+    """Whom a lease belongs to."""
+    if not isinstance(owner, str):
+        raise InvalidValue(f"owner: expected text, got {shown(owner)}")
+    return owner

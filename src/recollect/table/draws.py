@@ -1,138 +1,169 @@
-"""Samples and takes: when one may go ahead, and what it does under the table's lock."""
+"""Samples and takes: when one may go ahead, and what it does under the lock."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import flag, many, time_span, whole
-from recollect.data.info import Lease
-from recollect.errors import InvalidValue, NeverPossible, shown
+from recollect.base.leases import Lease
+from recollect.data.batch import Batch
+from recollect.errors import NeverPossible
 from recollect.rules.selectors import Mixed, Ordered, Selector, Uniform, different_items
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.shares import Credits, dealt
+from recollect.table.checks import checked_owner
+from recollect.table.core import TableCore
+from recollect.table.lease_verbs import lease_out, return_lease
+from recollect.table.runner import Verb
 from recollect.table.waiting import Blocked
 
-if TYPE_CHECKING:
-    from recollect.table.table import Table
+
+class Sample(Verb[Batch]):
+    """Draws n items, which stay."""
+
+    __slots__ = ("_core", "_n", "_replace", "_where", "timeout")
+
+    def __init__(
+        self, core: TableCore, n: Any, where: Any, replace: Any, timeout: float | None
+    ) -> None:
+        self._core, self._n = core, whole("n", n, 1)
+        self._where = None if where is None else core.fields.where(where)
+        self._replace = replace if replace is True else flag("replace", replace)
+        self.timeout = None if timeout is None else time_span("timeout", timeout)
+
+    def what(self) -> str:
+        return f"sample({self._n})"
+
+    def attempt(self) -> Chosen | Blocked:
+        core, n, counts = self._core, self._n, self._core.counts
+        blocked = _cannot_sample(core, n, self._where, self._replace)
+        if blocked is not None:
+            return blocked
+        chosen = core.storage.sample(
+            core.rules.sampler, n, self._where, self._replace, counts.sample_calls
+        )
+        counts.samples += n
+        counts.sample_calls += 1
+        if core.effects.journal is not None:
+            core.effects.journal.sampled(chosen.keys)
+        gone = chosen.worn
+        if gone is not None:
+            core.left(gone.count, "sampled", gone)
+        core.gate.departures.changed(n)
+        return chosen
+
+    def changed(self, tried: Chosen) -> bool:
+        return tried.worn is not None
+
+    def finish(self, tried: Chosen) -> Batch:
+        return tried.read()
 
 
-def check_sample(table: Table, n: Any, where: Any, replace: Any) -> tuple[int, Where | None, bool]:
-    """What a sample was given, checked."""
-    n = whole("n", n, 1)
-    bound = None if where is None else table._where(where)
-    return n, bound, replace if replace is True else flag("replace", replace)
-
-
-def try_sample(
-    table: Table, n: int, where: Where | None, replace: bool
-) -> tuple[Chosen, int] | Blocked:
-    """Sample now, or change nothing; returns the items and the number of the last effect."""
-    blocked = _cannot_sample(table, n, where, replace)
-    if blocked is not None:
-        return blocked
-    chosen = table._storage.sample(table._sampler, n, where, replace, table._sample_calls)
-    table._counts.samples += n
-    table._sample_calls += 1
-    if table._effects.journal is not None:
-        table._effects.journal.sampled(chosen.keys)
-    gone = chosen.worn
-    if gone is not None:
-        table._left(gone.count, "sampled", gone)
-    table._gate.departures.changed(n)
-    table._effects.deliver()
-    return chosen, table._effects.number
-
-
-def _cannot_sample(table: Table, n: int, where: Where | None, replace: bool) -> Blocked | None:
+def _cannot_sample(core: TableCore, n: int, where: Where | None, replace: bool) -> Blocked | None:
     """Why n items cannot be sampled now, None where they can; raises where they never can."""
-    table._limiter.check_sample(n)
-    often = table.max_times_sampled
-    sampler = table._sampler
+    core.rules.limiter.check_sample(n)
+    often = core.max_times_sampled
+    sampler = core.rules.sampler
     distinct, deal = 1, None
     if not replace or isinstance(sampler, Ordered):
         distinct = n
     elif isinstance(sampler, Mixed):
-        deal = _next_deal(table._storage, sampler, n)
+        deal = _next_deal(core.storage, sampler, n)
         distinct = different_items(deal, often, 0)
-    _check_size(table, distinct)
-    if often and n > table.capacity * often:
+    _check_size(core, distinct)
+    if often and n > core.capacity * often:
         raise NeverPossible(
-            f"{n} samples are never there: {many(table.capacity, 'item')} at most, each "
+            f"{n} samples are never there: {many(core.capacity, 'item')} at most, each "
             f"sampled {many(often, 'time')} at most"
         )
-    visible, sampled = table._storage.available(where, n)
+    visible, sampled = core.storage.available(where, n)
     if deal is not None:
         distinct = different_items(deal, often, sampled)
     missing = distinct - visible
     if often:
         missing = max(missing, math.ceil((n - (visible * often - sampled)) / often))
-    return _blocked(table, n, distinct, visible, missing, where)
+    return _blocked(core, n, distinct, visible, missing, where)
 
 
-def taking(
-    table: Table, n: Any, where: Any, lease: Any, partial: Any, owner: Any
-) -> Callable[[], tuple[Chosen, Lease | None, int] | Blocked]:
-    """Check what a take was given; returns what tries it, once or after every arrival."""
-    n = whole("n", n, 1)
-    bound = None if where is None else table._where(where)
-    span = None if lease is None else time_span("lease", lease)
-    partial = flag("partial", partial)
-    if not isinstance(owner, str):
-        raise InvalidValue(f"owner: expected text, got {shown(owner)}")
+class Take(Verb[Batch]):
+    """Hands n items out in the sampler's order: removed, or leased for a time."""
 
-    def attempt() -> tuple[Chosen, Lease | None, int] | Blocked:
-        visible, _ = table._storage.available(bound, n)
-        count = n
-        if partial:
-            allowed = table._limiter.samples_allowed(table._counts)
-            count = max(1, int(min(n, visible, allowed)))
-        if not partial:
-            table._limiter.check_sample(count)
-            _check_size(table, count)
-        blocked = _blocked(table, count, count, visible, count - visible, bound)
+    __slots__ = ("_core", "_n", "_owner", "_partial", "_span", "_where", "beside_others", "timeout")
+
+    undoes = True
+
+    def __init__(
+        self,
+        core: TableCore,
+        n: Any,
+        where: Any,
+        timeout: float | None,
+        lease: Any,
+        partial: Any,
+        owner: Any,
+    ) -> None:
+        self.timeout = None if timeout is None else time_span("timeout", timeout)
+        self._core, self._n = core, whole("n", n, 1)
+        self._where = None if where is None else core.fields.where(where)
+        self._span = None if lease is None else time_span("lease", lease)
+        self._partial, self._owner = flag("partial", partial), checked_owner(owner)
+        rules = core.rules
+        self.beside_others = isinstance(rules.sampler, Ordered) and rules.limiter.items_suffice()
+
+    def what(self) -> str:
+        return f"take({self._n})"
+
+    def attempt(self) -> tuple[Chosen, Lease | None] | Blocked:
+        core, where, count = self._core, self._where, self._n
+        visible, _ = core.storage.available(where, count)
+        if self._partial:
+            allowed = core.rules.limiter.samples_allowed(core.counts)
+            count = max(1, int(min(count, visible, allowed)))
+        else:
+            core.rules.limiter.check_sample(count)
+            _check_size(core, count)
+        blocked = _blocked(core, count, count, visible, count - visible, where)
         if blocked is not None:
             return blocked
-        chosen = table._storage.take(table._sampler, count, bound, hide=span is not None)
-        table._counts.samples += count
-        held = None
-        if span is None:
-            table._left(count, "taken", chosen)
-        else:
-            held = table._lease(chosen, owner, span)
-        try:
-            table._effects.deliver()
-        except BaseException:  # a follower's: the caller gets that, and no lease
-            table._return_lease(held)
-            raise
-        return chosen, held, table._effects.number
+        hide = self._span is not None
+        chosen = core.storage.take(core.rules.sampler, count, where, hide=hide)
+        core.counts.samples += count
+        if self._span is None:
+            core.left(count, "taken", chosen)
+            return chosen, None
+        return chosen, lease_out(core, chosen, self._owner, self._span)
 
-    return attempt
+    def finish(self, tried: tuple[Chosen, Lease | None]) -> Batch:
+        chosen, lease = tried
+        return chosen.read(lease=lease)
+
+    def undo(self, tried: tuple[Chosen, Lease | None]) -> None:
+        return_lease(self._core, tried[1])
 
 
-def _check_size(table: Table, distinct: int) -> None:
-    if distinct > table.capacity:
+def _check_size(core: TableCore, distinct: int) -> None:
+    if distinct > core.capacity:
         raise NeverPossible(
             f"{distinct} different items are never there: the capacity of table "
-            f"{table.name!r} is {table.capacity}"
+            f"{core.name!r} is {core.capacity}"
         )
 
 
 def _blocked(
-    table: Table, n: int, distinct: int, visible: int, missing: int, where: Where | None
+    core: TableCore, n: int, distinct: int, visible: int, missing: int, where: Where | None
 ) -> Blocked | None:
-    inserts = table._limiter.inserts_needed(table._counts, n)
+    inserts = core.rules.limiter.inserts_needed(core.counts, n)
     if inserts <= 0 and missing <= 0:
         return None
     if inserts:
-        table._limiter.check_waiting_sample(table._counts, n, table._storage.hidden)
+        core.rules.limiter.check_waiting_sample(core.counts, n, core.storage.hidden)
     meeting = "" if where is None else " that meet the query"
     needs = f"needs {many(distinct, 'item')}, has {visible}{meeting}"
     if missing > 0 and distinct <= visible:
         needs += f", of which {many(missing, 'more')} must be sampled less often"
     if inserts:
-        needs += f"; limiter {table._limiter} needs {many(inserts, 'more insert')}"
+        needs += f"; limiter {core.rules.limiter} needs {many(inserts, 'more insert')}"
     return Blocked(needs, max(inserts, missing, 1))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Schema
 from recollect.errors import InvalidValue, shown
 from recollect.storage.base import Chosen, NewItems

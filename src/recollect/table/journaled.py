@@ -11,11 +11,12 @@ import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
@@ -35,10 +36,11 @@ from recollect.durability.journal.records import (
     UPDATED,
     Section,
 )
+from recollect.durability.snapshot.members import Member
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW
 from recollect.storage.memory.storage import MemoryStorage
+from recollect.table.core import TableCore
 from recollect.table.effects import (
     Amended,
     Archived,
@@ -49,10 +51,8 @@ from recollect.table.effects import (
     Returned,
     Updated,
 )
+from recollect.table.member import member_of
 from recollect.table.redo import TableReplay, restore_counts
-
-if TYPE_CHECKING:
-    from recollect.table.table import Table
 
 log = logging.getLogger("recollect.durability")
 
@@ -64,46 +64,49 @@ PLAIN = {Leased: LEASED, Returned: RETURNED, Archived: ARCHIVED}
 
 
 class JournaledTable(Journaled):
-    """Follows a table, and makes it again."""
+    """Follows a core, and makes it again."""
 
-    def __init__(self, table: Table, owner: Any = None) -> None:
-        super().__init__(table.name, table if owner is None else owner)
-        if not isinstance(table._storage, MemoryStorage):
+    def __init__(self, core: TableCore, owner: Any = None) -> None:
+        super().__init__(core.name, core if owner is None else owner)
+        if not isinstance(core.storage, MemoryStorage):
             raise InvalidValue(
                 "journal: only tables in memory have one; a database keeps what it stored by itself"
             )
-        self._lock = table._transaction
+        self._lock = core.transaction
         self.replaying = TableReplay(self)
         self._priority = np.zeros(1)
 
     @property
-    def table(self) -> Table:
-        """The table; only while its owner is there."""
-        table: Table = self.owner
-        return table
+    def core(self) -> TableCore:
+        """The core of the table; only while its owner is there."""
+        core: TableCore = self.owner
+        return core
+
+    def saved_as(self) -> Member:
+        return member_of(self.core)
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self._lock()
 
     def describe(self) -> dict[str, Any]:
-        table = self.table
+        core = self.core
         return {
             **super().describe(),
-            "fields": table.fields,
-            "partition_by": list(table.partition_by),
+            "fields": core.fields.kinds,
+            "partition_by": list(core.fields.partition_by),
         }
 
     # -- while it runs --------------------------------------------------------------------------
     def begin(self) -> None:
-        table = self.table
-        table._effects.journal = self
-        table._effects.add(self)
-        storage = table._storage
+        core = self.core
+        core.effects.journal = self
+        core.effects.add(self)
+        storage = core.storage
         assert isinstance(storage, MemoryStorage)
         storage._segments.lent = PINNED
-        self.number = self.durable_number = table._effects.number
-        if table._schema is not None and not self.position:
-            self.columns(table._schema, table._shared_schema)
+        self.number = self.durable_number = core.effects.number
+        if core.schemas.rows is not None and not self.position:
+            self.columns(core.schemas.rows, core.schemas.shared)
 
     def columns(self, rows: Schema, shared: Schema | None) -> None:
         """The columns are these from now on; only optional ones may have been added."""
@@ -128,7 +131,7 @@ class JournaledTable(Journaled):
             about = {"fields": fields} if fields else None
             self.tell(UPDATED, number=number, keys=keys, values=np.array(values), about=about)
         elif isinstance(effect, Amended):
-            storage = self.table._storage
+            storage = self.core.storage
             assert isinstance(storage, MemoryStorage)
             per_item = storage._items.rows(storage._items.slots_of(keys))
             size = int(storage._items.nbytes(storage._items.slots_of(keys)).sum())
@@ -138,7 +141,7 @@ class JournaledTable(Journaled):
             self.tell(PLAIN[type(effect)], number=number, keys=keys)
 
     def _inserted(self, effect: Inserted) -> None:
-        new, storage = effect.new, self.table._storage
+        new, storage = effect.new, self.core.storage
         about: dict[str, Any] = {}
         if new.fields:
             about["fields"] = dict(new.fields)
@@ -164,15 +167,10 @@ class JournaledTable(Journaled):
         return self._priority
 
     def state(self) -> dict[str, Any]:
-        table = self.table
-        counts, storage = table._counts, table._storage
+        storage = self.core.storage
         assert isinstance(storage, MemoryStorage)
         return {
-            "inserts": counts.inserts,
-            "samples": counts.samples,
-            "removals": counts.removals,
-            "removed": dict(table._removed),
-            "sample_calls": table._sample_calls,
+            **self.core.counts.capture(),
             "random": storage._random.tolist(),
             "credits": [
                 [repr(mixed), evicting, credit.tolist()]
@@ -181,14 +179,14 @@ class JournaledTable(Journaled):
         }
 
     def used(self) -> bool:
-        return self.table._counts.inserts > 0
+        return self.core.counts.inserts > 0
 
     def nbytes(self) -> int:
-        return self.table._storage.nbytes
+        return self.core.storage.nbytes
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """What `state` returned."""
-        restore_counts(self.table, state)
+        restore_counts(self.core, state)
 
     # -- doing it again ---------------------------------------------------------------------------
     def replay(self, section: Section) -> None:
@@ -196,7 +194,7 @@ class JournaledTable(Journaled):
         self.position = max(self.position, *(told.position for told in section.effects))
 
     def leased(self) -> list[int]:
-        return [key for held in self.table._leases.held().values() for key in held.keys.tolist()]
+        return [key for held in self.core.leases.held().values() for key in held.keys.tolist()]
 
     def lease_again(self, keys: list[int]) -> None:
         self.replaying.lease_again(np.array(keys, np.uint64))
@@ -205,36 +203,36 @@ class JournaledTable(Journaled):
         return self.replaying.end_leases()
 
     def trim(self) -> None:
-        table, storage = self.table, self.table._storage
+        core, storage = self.core, self.core.storage
         assert isinstance(storage, MemoryStorage)
-        excess = max(0, len(storage) - table.capacity)
+        excess = max(0, len(storage) - core.capacity)
         excess_bytes = 0
-        if table.capacity_bytes is not None:
-            excess_bytes = max(0, storage.nbytes - table.capacity_bytes)
+        if core.capacity_bytes is not None:
+            excess_bytes = max(0, storage.nbytes - core.capacity_bytes)
         if excess or excess_bytes:
             before = len(storage)
-            table._evict(excess, excess_bytes)
+            core.evict(excess, excess_bytes)
             log.warning(
                 "table %r has less room than its journal: %d items were evicted",
-                table.name, before - len(storage),
+                core.name, before - len(storage),
             )  # fmt: skip
-        storage._items._capacity = table.capacity
+        storage._items._capacity = core.capacity
 
     def progress(self) -> Any:
         block = self._block()
-        return self.table._effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
+        return self.core.effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
 
     def rewound(self, progress: Any) -> None:
         """Effects and keys go on counting: those that were given out mean what they meant."""
         number, origin, counter = progress
-        effects, block = self.table._effects, self._block()
+        effects, block = self.core.effects, self._block()
         effects.number = max(effects.number, number)
         if int(block[layout.ORIGIN]) == origin:
             block[layout.COUNTER] = max(int(block[layout.COUNTER]), counter)
         self.number = effects.number
 
     def _block(self) -> Ints:
-        storage = self.table._storage
+        storage = self.core.storage
         assert isinstance(storage, MemoryStorage)
         return storage._items.block
 
@@ -242,31 +240,30 @@ class JournaledTable(Journaled):
         self._block()[layout.COUNTER] += LOST
 
 
-def open_journal(table: Table, journal: Any) -> OpenJournal:
+def open_journal(core: TableCore, journal: Any) -> None:
     """Open the journal of one table, which is just made."""
-    return OpenJournal(as_journal(journal), [JournaledTable(table)])
+    core.journal = OpenJournal(as_journal(journal), [JournaledTable(core)])
 
 
-def open_journal_of_store(tables: Mapping[str, Table], journal: Any) -> OpenJournal:
+def open_journal_of_store(cores: Mapping[str, TableCore], journal: Any) -> OpenJournal:
     """Open the journal that the tables of a store share."""
     options = as_journal(journal)
-    members: list[JournaledTable] = []
-    for name, table in tables.items():
-        if table._journal is not None:
+    kept = [core for core in cores.values() if core.checkpoint]
+    for name, core in cores.items():
+        if core.journal is not None:
             raise InvalidValue(
                 f"journal: table {name!r} has a journal of its own; give one to the store, or one "
                 "to each table"
             )
-        if table.checkpoint:
-            owner = table._owner  # a buffer tells more than its table does
-            members.append(JournaledTable(table) if owner is None else owner._journaled())
-    if not members:
+    if not kept:
         raise InvalidValue(
             "journal: this store has no table that is checkpointed; make one with checkpoint=True"
         )
+    # a buffer tells more than its table does
+    members = [JournaledTable(c) if c.owner is None else c.owner.journaled() for c in kept]
     opened = OpenJournal(options, members, of_store=True)
-    for member in members:
-        member.table._journal = opened
+    for core in kept:
+        core.journal = opened
     return opened
 
 

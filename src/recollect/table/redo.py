@@ -1,4 +1,4 @@
-"""What a journal tells of a table, done again with the storage's own verbs.
+"""What a journal tells of a core, done again with the storage's own verbs.
 
 What was removed is removed by key, never by drawing again; so the rules of the table play no
 part, and may be others than they were. Items that came and left one by one are put and removed
@@ -8,13 +8,14 @@ together, as long as nothing else happened in between.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.columns import Columns
 from recollect.data.ragged import Ragged
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_from_json
 from recollect.durability.journal.records import (
@@ -36,13 +37,10 @@ from recollect.durability.journal.records import (
 )
 from recollect.errors import JournalError
 from recollect.kernels import layout
-from recollect.rules.limiters import Counts
-from recollect.storage.base import ONE_ROW, NewItems
+from recollect.storage.base import NewItems
 from recollect.storage.fields import _DTYPES, absent_of
 from recollect.storage.memory.storage import MemoryStorage
-
-if TYPE_CHECKING:
-    from recollect.table.table import Table
+from recollect.table.core import TableCore
 
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
@@ -52,28 +50,28 @@ TOGETHER = 1024  # effects, at most
 
 
 class Replayed(Protocol):
-    """Whose table it is."""
+    """Whose table a journal makes again."""
 
     @property
-    def table(self) -> Table: ...
+    def core(self) -> TableCore: ...
 
     def restore_state(self, state: dict[str, Any]) -> None: ...
 
 
 class TableReplay:
-    """Replays records into one table, under its lock."""
+    """Replays records into one core, under its lock."""
 
     def __init__(self, whose: Replayed) -> None:
         self._whose = whose
         self._leased: set[int] = set()
 
     @property
-    def _table(self) -> Table:
-        return self._whose.table
+    def core(self) -> TableCore:
+        return self._whose.core
 
     @property
     def _storage(self) -> MemoryStorage:
-        storage = self._whose.table._storage
+        storage = self._whose.core.storage
         assert isinstance(storage, MemoryStorage)
         return storage
 
@@ -93,24 +91,24 @@ class TableReplay:
 
     def done(self, told: Told) -> None:
         """An effect has its number again."""
-        effects = self._table._effects
+        effects = self.core.effects
         effects.number = max(effects.number, told.number)
 
     def _pass_over(self, told: Told, section: Section) -> None:
         """The snapshot has it; its rows are not needed."""
         if told.kind == INSERTED:
             section.rows.take(_rows_in(told))
-            if self._table._shared_schema is not None:
+            if self.core.schemas.shared is not None:
                 section.shared.take(told.keys.size)
         elif told.kind == AMENDED:
             section.late.take(int(told.per_item.sum()))
 
     def _do(self, told: Told, section: Section) -> None:
-        table, storage, keys = self._table, self._storage, told.keys
+        core, storage, keys = self.core, self._storage, told.keys
         if told.kind == AMENDED:
-            assert table._schema is not None
+            assert core.schemas.rows is not None
             columns = section.late.take(int(told.per_item.sum()))
-            self._amend(keys, rows_of(columns, table._schema), told.per_item)
+            self._amend(keys, rows_of(columns, core.schemas.rows), told.per_item)
         elif told.kind == UPDATED:
             fields = self._fields(told)
             if told.values.size:
@@ -120,16 +118,16 @@ class TableReplay:
             self._add_times(keys, np.ones(keys.size, np.int64))
             storage.hide(keys)
             self._leased.update(keys.tolist())
-            table._counts.samples += keys.size
+            core.counts.samples += keys.size
         elif told.kind == RETURNED:
             self._leased.difference_update(keys.tolist())
-            table._counts.samples -= storage.show(keys, returned=True)
+            core.counts.samples -= storage.show(keys, returned=True)
         elif told.kind == ARCHIVED:
             self._leased.difference_update(keys.tolist())
             storage.show(keys, returned=False)
         elif told.kind == SAMPLED:
             self._add_times(keys, told.values.astype(np.int64))
-            table._counts.samples += int(told.values.sum())
+            core.counts.samples += int(told.values.sum())
         elif told.kind == COLUMNS:
             self._set_columns(told.about)
         elif told.kind == STATE:
@@ -140,15 +138,15 @@ class TableReplay:
     # -- coming and leaving -----------------------------------------------------------------------
     def insert(self, told: Sequence[Told], rows: Columns, shared: Columns | None) -> None:
         """Put items that came one after another, under their keys."""
-        table = self._table
-        assert table._schema is not None
+        core = self.core
+        assert core.schemas.rows is not None
         cells = None
         if shared is not None:
-            assert table._shared_schema is not None
-            cells = rows_of(shared, table._shared_schema)
+            assert core.schemas.shared is not None
+            cells = rows_of(shared, core.schemas.shared)
         keys = np.concatenate([each.keys for each in told])
         new = NewItems(
-            rows_of(rows, table._schema),
+            rows_of(rows, core.schemas.rows),
             cells,
             _per_item(told),
             keys.size,
@@ -157,11 +155,11 @@ class TableReplay:
             told[-1].at,
         )
         self._put(keys, new, told)
-        table._counts.inserts += new.count
+        core.counts.inserts += new.count
         for each in told:
             if "request" in each.about:
                 producer, number = each.about["request"]
-                table._requests.remember((producer, number), each.keys)
+                core.requests.remember((producer, number), each.keys)
 
     def _put(self, keys: Keys, new: NewItems, told: Sequence[Told]) -> None:
         storage, items = self._storage, self._storage._items
@@ -183,10 +181,10 @@ class TableReplay:
 
     def remove(self, keys: Keys, reason: str) -> None:
         """Items left."""
-        table, storage = self._table, self._storage
+        core, storage = self.core, self._storage
         listed = keys.tolist()
         if reason == "taken":  # what was leased counted when it was handed out
-            table._counts.samples += keys.size - len(self._leased.intersection(listed))
+            core.counts.samples += keys.size - len(self._leased.intersection(listed))
         self._leased.difference_update(listed)
         storage.hide(keys)
         storage.remove(keys, False)
@@ -194,9 +192,7 @@ class TableReplay:
 
     def left(self, count: int, reason: str) -> None:
         """Count items that left."""
-        table = self._table
-        table._counts.removals += count
-        table._removed[reason] = table._removed.get(reason, 0) + count
+        self.core.counts.left(count, reason)
 
     # -- fields -----------------------------------------------------------------------------------
     def _fields(self, told: Told) -> dict[str, Any]:
@@ -208,7 +204,7 @@ class TableReplay:
         }
 
     def _array(self, name: str, values: list[Any]) -> Array:
-        kind = self._table._fields[name]
+        kind = self.core.fields.kinds[name]
         if kind == "str":
             array = np.empty(len(values), object)
             array[:] = values
@@ -239,7 +235,7 @@ class TableReplay:
         storage.show(hidden, returned=False)
 
     def _amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32]) -> None:
-        schema, storage = self._table._schema, self._storage
+        schema, storage = self.core.schemas.rows, self._storage
         assert schema is not None
         if storage.find(keys, None, visible=False).size < keys.size:
             return  # some were left out when a smaller table was loaded
@@ -251,22 +247,22 @@ class TableReplay:
         storage.amend(keys, rows, per_item, gained)
 
     def _set_columns(self, about: dict[str, Any]) -> None:
-        table = self._table
+        core = self.core
         rows = schema_from_json(about["columns"], "column")
         shared = schema_from_json(about["shared"], "shared column")
         assert rows is not None
-        known = table._schema
+        known = core.schemas.rows
         if known is None:
-            table._set_schema(rows, shared)
+            core.set_schema(rows, shared)
             return
         for name, column in known.columns.items():
             if rows.columns.get(name) != column:
                 raise JournalError(
-                    f"table {table.name!r}: its journal has no column {name!r} of {column}; make "
+                    f"table {core.name!r}: its journal has no column {name!r} of {column}; make "
                     "the table with the signature that it had, or give it a new journal"
                 )
         if len(rows.columns) > len(known.columns):
-            table._set_schema(rows, table._shared_schema)
+            core.set_schema(rows, core.schemas.shared)
 
     # -- leases -----------------------------------------------------------------------------------
     def lease_again(self, keys: Keys) -> None:
@@ -279,26 +275,26 @@ class TableReplay:
             storage._items.owned[layout.A_DELIVERIES][slots] -= 1
             storage.hide(found)
             self._leased.update(found.tolist())
-            self._table._counts.samples += found.size
+            self.core.counts.samples += found.size
 
     def end_leases(self) -> bool:
         """What is leased is available again, and a delivery is counted; whether there was any."""
         leased = np.array(sorted(self._leased), np.uint64)
         self._leased.clear()
         if leased.size:
-            self._table._counts.samples -= self._storage.show(leased, returned=True)
+            self.core.counts.samples -= self._storage.show(leased, returned=True)
         return leased.size > 0
 
 
-def restore_counts(table: Table, state: dict[str, Any]) -> None:
+def restore_counts(core: TableCore, state: dict[str, Any]) -> None:
     """Counters and random numbers, as they were at the end of a record."""
-    storage = table._storage
+    storage = core.storage
     assert isinstance(storage, MemoryStorage)
-    table._counts = Counts(state["inserts"], state["samples"], state["removals"])
-    table._removed = dict(state["removed"])
-    table._sample_calls = state["sample_calls"]
+    core.counts.restore(state)
     storage._random[:] = np.array(state["random"], np.uint64)
-    mixtures: dict[str, Any] = {repr(each): each for each in (table.sampler, table.remover)}
+    mixtures: dict[str, Any] = {
+        repr(each): each for each in (core.rules.sampler, core.rules.remover)
+    }
     for name, evicting, credit in state["credits"]:
         if name in mixtures:
             storage._credits[mixtures[name], evicting] = np.array(credit)
@@ -329,7 +325,7 @@ class _Run:
             return False
         if self._rows + rows > self._section.rows.left:
             return False
-        shared = self._replay._table._shared_schema is not None
+        shared = self._replay.core.schemas.shared is not None
         return not shared or self._items + items <= self._section.shared.left
 
     def end(self) -> None:
@@ -359,7 +355,7 @@ class _Run:
         """Put items together whose keys follow each other, and leave out what is gone again."""
         rows = self._section.rows.take(self._rows)
         shared = None
-        if self._replay._table._shared_schema is not None:
+        if self._replay.core.schemas.shared is not None:
             shared = self._section.shared.take(self._items)
         together: list[Told] = []
         row = item = first_row = first_item = 0
@@ -398,11 +394,11 @@ class _Run:
 
     def _skip(self, told: Told) -> None:
         """Items came and left: only counts and requests tell of them."""
-        table = self._replay._table
-        table._counts.inserts += told.keys.size
+        core = self._replay.core
+        core.counts.inserts += told.keys.size
         if "request" in told.about:
             producer, number = told.about["request"]
-            table._requests.remember((producer, number), told.keys)
+            core.requests.remember((producer, number), told.keys)
 
 
 def _rows_in(told: Told) -> int:

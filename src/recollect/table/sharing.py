@@ -2,67 +2,61 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
 
 from recollect.base.clock import Clock
 from recollect.data.schema import Schema
 from recollect.storage.base import Tallies
-
-if TYPE_CHECKING:
-    from recollect.table.table import Table
+from recollect.table.counts import TableCounts
+from recollect.table.effects import Effects
+from recollect.table.waiting import Gate
 
 
 class TableSharing:
     """Lets a storage load a table's counts, and tell it what other processes did."""
 
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    @property
-    def clock(self) -> Clock:
-        return self._table._clock
+    def __init__(
+        self,
+        clock: Clock,
+        counts: TableCounts,
+        gate: Gate,
+        effects: Effects,
+        lock: Callable[[], AbstractContextManager[Any]],
+        adopt: Callable[[Schema, Schema | None], None],
+    ) -> None:
+        self.clock = clock
+        self.adopt = adopt
+        self._counts, self._gate, self._effects, self._lock = counts, gate, effects, lock
 
     def load(self, tallies: Tallies) -> None:
-        table = self._table
-        counts = table._counts
-        counts.inserts, counts.samples = tallies.inserts, tallies.samples
-        counts.removals = tallies.removals
-        table._sample_calls = tallies.sample_calls
-        table._removed = dict(tallies.removed)
+        self._counts.restore(asdict(tallies))
 
     def tallies(self) -> Tallies:
-        table = self._table
-        counts, gate = table._counts, table._gate
+        gate = self._gate
         return Tallies(
-            counts.inserts,
-            counts.samples,
-            counts.removals,
-            table._sample_calls,
-            dict(table._removed),
-            gate.arrivals.count,
-            gate.departures.count,
-            gate.alarms,
+            **self._counts.capture(),
+            arrivals=gate.arrivals.count,
+            departures=gate.departures.count,
+            alarms=gate.alarms,
         )
 
-    def adopt(self, rows: Schema, shared: Schema | None) -> None:
-        self._table._schema, self._table._shared_schema = rows, shared
-
     def committed(self) -> None:
-        self._table._effects.release()
+        self._effects.release()
 
     def dropped(self) -> None:
-        self._table._effects.drop()
+        self._effects.drop()
 
     def waiting(self) -> bool:
-        gate = self._table._gate
-        return bool(gate.arrivals.waiters or gate.departures.waiters)
+        return bool(self._gate.arrivals.waiters or self._gate.departures.waiters)
 
     def changed(self, arrivals: int, departures: int, everybody: bool) -> None:
-        table = self._table
-        with table._lock():
+        with self._lock():
             if everybody:
-                table._gate.wake_all()
+                self._gate.wake_all()
             if arrivals:
-                table._gate.arrivals.changed(arrivals)
+                self._gate.arrivals.changed(arrivals)
             if departures:
-                table._gate.departures.changed(departures)
+                self._gate.departures.changed(departures)

@@ -1,4 +1,4 @@
-"""The state of one table, as a manifest has it, and back.
+"""The state of one core, as a manifest has it, and back.
 
 Called under the table's lock. Rules are not part of it: a table is made with its own.
 """
@@ -9,73 +9,66 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from recollect.base.requests import Requests
 from recollect.data.batch import Batch
 from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.errors import SnapshotError
-from recollect.rules.limiters import Counts
 from recollect.storage.memory.capture import Capture, Pages, Saved, capture, restore
 from recollect.storage.memory.storage import MemoryStorage
-from recollect.table.table import Table
+from recollect.table.core import TableCore
 
 Entry = dict[str, Any]
 
 
-def capture_table(table: Table, pages: Pages | None = None) -> tuple[Entry, Capture]:
+def capture_table(core: TableCore, pages: Pages | None = None) -> tuple[Entry, Capture]:
     """Everything that decides what later calls return. Leases count as given back."""
-    table._enter()
-    storage, counts = in_memory(table), table._counts
+    core.enter()
+    storage, counts = in_memory(core), core.counts.capture()
     entry = {
-        "columns": schema_to_json(table._schema),
-        "shared_columns": schema_to_json(table._shared_schema),
-        "fields": table.fields,
-        "partition_by": list(table.partition_by),
+        "columns": schema_to_json(core.schemas.rows),
+        "shared_columns": schema_to_json(core.schemas.shared),
+        "fields": core.fields.kinds,
+        "partition_by": list(core.fields.partition_by),
         "rules": {
-            "sampler": repr(table.sampler),
-            "remover": repr(table.remover),
-            "limiter": repr(table.limiter),
-            "capacity": table.capacity,
-            "capacity_bytes": table.capacity_bytes,
-            "max_times_sampled": table.max_times_sampled,
+            "sampler": repr(core.rules.sampler),
+            "remover": repr(core.rules.remover),
+            "limiter": repr(core.rules.limiter),
+            "capacity": core.capacity,
+            "capacity_bytes": core.capacity_bytes,
+            "max_times_sampled": core.max_times_sampled,
         },
         "counts": {
-            "inserts": counts.inserts,
-            "samples": counts.samples - storage.hidden,
-            "removals": counts.removals,
-            "removed": table._removed,
-            "sample_calls": table._sample_calls,
-            "effects": table._effects.number,
+            **counts,
+            "samples": counts["samples"] - storage.hidden,
+            "effects": core.effects.number,
         },
-        "requests": table._requests.state(),
+        "requests": _requests(core).state(),
         "items": len(storage),
         "nbytes": storage.nbytes,
     }
     return json.loads(json.dumps(entry)), capture(storage, pages)
 
 
-def check_fits(table: Table, entry: Mapping[str, Any], where: str) -> None:
-    """Raise unless a saved state can be put into this table, which must be empty."""
-    if len(in_memory(table)):
-        raise SnapshotError(f"table {table.name!r} is not empty; load {where} into a new store")
-    check_alike(table, entry, where)
-
-
-def check_alike(table: Table, entry: Mapping[str, Any], where: str) -> None:
+def check_alike(core: TableCore, entry: Mapping[str, Any], where: str) -> None:
     """Raise unless a saved state belongs to a table of this kind."""
-    in_memory(table)
-    for name, mine in (("fields", table.fields), ("partition_by", list(table.partition_by))):
+    in_memory(core)
+    for name, mine in (
+        ("fields", core.fields.kinds),
+        ("partition_by", list(core.fields.partition_by)),
+    ):
         if entry[name] != mine:
             raise SnapshotError(
-                f"{where}: table {table.name!r} was saved with {name} {entry[name]} and has "
+                f"{where}: table {core.name!r} was saved with {name} {entry[name]} and has "
                 f"{mine}; make it with the same tags and partition_by"
             )
     for key, mine_, what in (
-        ("columns", table._schema, "column"),
-        ("shared_columns", table._shared_schema, "shared column"),
+        ("columns", core.schemas.rows, "column"),
+        ("shared_columns", core.schemas.shared, "shared column"),
     ):
         saved = schema_from_json(entry[key], what)
-        if saved is not None and table._schema is not None:
-            _merged(saved, mine_ or Schema({}, what), f"{where}: table {table.name!r}")
+        if saved is not None and core.schemas.rows is not None:
+            _merged(saved, mine_ or Schema({}, what), f"{where}: table {core.name!r}")
 
 
 def _merged(saved: Schema, mine: Schema, where: str) -> Schema:
@@ -108,60 +101,60 @@ def _merged(saved: Schema, mine: Schema, where: str) -> Schema:
 
 
 def restore_table(
-    table: Table, entry: Mapping[str, Any], saved: Saved, batches: Iterable[Batch]
+    core: TableCore, entry: Mapping[str, Any], saved: Saved, batches: Iterable[Batch]
 ) -> int:
     """Put a saved state in the place of what a table has; returns how many items did not fit.
 
     Those are evicted by the table's remover.
     """
-    storage = in_memory(table)
+    storage = in_memory(core)
     schemas = []
     for key, mine, what in (
-        ("columns", table._schema, "column"),
-        ("shared_columns", table._shared_schema, "shared column"),
+        ("columns", core.schemas.rows, "column"),
+        ("shared_columns", core.schemas.shared, "shared column"),
     ):
         schema = schema_from_json(entry[key], what)
         if schema is not None and mine is not None:
-            schema = _merged(schema, mine, table.name)
+            schema = _merged(schema, mine, core.name)
         schemas.append(mine if schema is None else schema)
-    reset_table(table)
+    reset_table(core)
     if schemas[0] is not None:
-        table._set_schema(schemas[0], schemas[1])
-    mixtures = {repr(selector): selector for selector in (table.sampler, table.remover)}
+        core.set_schema(schemas[0], schemas[1])
+    mixtures = {repr(selector): selector for selector in (core.rules.sampler, core.rules.remover)}
     restore(storage, saved, batches, mixtures)
-    counts = entry["counts"]
-    table._counts = Counts(counts["inserts"], counts["samples"], counts["removals"])
-    table._removed = dict(counts["removed"])
-    table._sample_calls = counts["sample_calls"]
-    table._effects.number = counts["effects"]
-    table._requests.restore(entry["requests"])
+    core.counts.restore(entry["counts"])
+    core.effects.number = entry["counts"]["effects"]
+    _requests(core).restore(entry["requests"])
     before = len(storage)
     excess_bytes = 0
-    if table.capacity_bytes is not None:
-        excess_bytes = max(0, storage.nbytes - table.capacity_bytes)
-    excess = max(0, before - table.capacity)
+    if core.capacity_bytes is not None:
+        excess_bytes = max(0, storage.nbytes - core.capacity_bytes)
+    excess = max(0, before - core.capacity)
     if excess or excess_bytes:
-        table._evict(excess, excess_bytes)
-        table._effects.deliver()
-    table._gate.wake_all()
+        core.evict(excess, excess_bytes)
+        core.effects.deliver()
+    core.gate.wake_all()
     return before - len(storage)
 
 
-def reset_table(table: Table) -> None:
+def reset_table(core: TableCore) -> None:
     """Back to a table that was just made; leases are over, and followers go on following."""
-    in_memory(table).reset()
-    table._leases.end_all()
-    table._counts = Counts()
-    table._removed = {}
-    table._sample_calls = 0
-    table._effects.number = 0
-    table._requests.restore([])
-    if table._schema is not None:
-        table._storage.set_schema(table._schema, table._shared_schema)
-    table._gate.wake_all()
+    in_memory(core).reset()
+    core.leases.end_all()
+    core.counts.reset()
+    core.effects.number = 0
+    _requests(core).restore([])
+    if core.schemas.rows is not None:
+        core.storage.set_schema(core.schemas.rows, core.schemas.shared)
+    core.gate.wake_all()
 
 
-def in_memory(table: Table) -> MemoryStorage:
-    if not isinstance(table._storage, MemoryStorage):
-        raise SnapshotError(f"table {table.name!r}: only tables in memory can be saved and loaded")
-    return table._storage
+def in_memory(core: TableCore) -> MemoryStorage:
+    if not isinstance(core.storage, MemoryStorage):
+        raise SnapshotError(f"table {core.name!r}: only tables in memory can be saved and loaded")
+    return core.storage
+
+
+def _requests(core: TableCore) -> Requests:
+    assert isinstance(core.requests, Requests)  # a table in memory has no others
+    return core.requests

@@ -3,6 +3,10 @@
 A table's verbs never wait; they say what they need. A waiter then sleeps until so many items
 arrived (samples, takes) or left (inserts), or until everybody is woken. It is woken under the
 table's lock and tries again by itself, so a waiter that gives up leaves nothing behind.
+
+A lease's deadline is a change that comes without a call. One waiter of all threads, and one of
+each event loop, sleeps no longer than until the next deadline and brings back what is overdue;
+the others sleep on. So a new deadline wakes these few at most, however many wait.
 """
 
 from __future__ import annotations
@@ -33,14 +37,20 @@ class Blocked:
 
 
 class Waiter:
-    """Somebody who sleeps; `at` is the count of arrivals, or departures, that wakes it."""
+    """Somebody who sleeps; `at` is the count of arrivals, or departures, that wakes it.
 
-    __slots__ = ("at",)
+    `until` is when it wakes by itself, and `sleeps_with` is an event loop, or None for threads:
+    of those that sleep with each other one watches the next deadline.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("at", "sleeps_with", "until")
+
+    def __init__(self, sleeps_with: asyncio.AbstractEventLoop | None) -> None:
         # Until its first attempt has said how much it needs, no change wakes it, and none is lost:
         # that attempt still comes and sees them. `wake_all` and `wake` do not ask for `at`.
         self.at = sys.maxsize
+        self.until = math.inf
+        self.sleeps_with = sleeps_with
 
     def wake(self) -> None:
         raise TypeError("a Waiter is a thread's or a coroutine's")
@@ -52,7 +62,7 @@ class ThreadWaiter(Waiter):
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(None)
         self._event = threading.Event()
 
     def wake(self) -> None:
@@ -69,8 +79,8 @@ class TaskWaiter(Waiter):
     __slots__ = ("_event", "_loop")
 
     def __init__(self) -> None:
-        super().__init__()
         self._loop = asyncio.get_running_loop()
+        super().__init__(self._loop)
         self._event = asyncio.Event()
 
     def wake(self) -> None:
@@ -110,7 +120,7 @@ class Gate:
     """Runs attempts under a table's lock until they succeed or time is over.
 
     `enter` is what every call does first under the lock; `next_deadline` is when something will
-    change without a call, so that nobody sleeps beyond it. `lock` guards who waits: it is the
+    change without a call, so that somebody wakes up for it. `lock` guards who waits: it is the
     transaction itself where that is a lock. `listen`, where there is one, makes sure that changes
     of other processes arrive; an attempt after it cannot miss one.
     """
@@ -132,7 +142,8 @@ class Gate:
         self._next_deadline = next_deadline
         self._lock = transaction if lock is None else lock
         self._listen = listen
-        self.alarms = 0  # how often everybody was woken
+        self._watchers: dict[asyncio.AbstractEventLoop | None, Waiter] = {}
+        self.alarms = 0  # how often there was something that other processes must look at
         self.arrivals, self.departures = Room(), Room()
         clock.on_turn(self._time_turned)
 
@@ -141,6 +152,17 @@ class Gate:
         self.alarms += 1
         self.arrivals.wake_all()
         self.departures.wake_all()
+
+    def due_at(self, deadline: float, before: float) -> None:
+        """Something will change at a time, the first that will where `before` is later.
+
+        Only a watcher that would sleep beyond it is woken, to sleep less.
+        """
+        if deadline < before:
+            self.alarms += 1
+        for watcher in self._watchers.values():
+            if watcher.until > deadline:
+                watcher.wake()
 
     def _time_turned(self) -> None:
         with self._lock():
@@ -168,39 +190,37 @@ class Gate:
                     result = self._retry(attempt, room, waiter, deadline, timeout, what)
                 if not isinstance(result, Blocked):
                     return result
-                waiter.sleep(self._sleep(deadline))
+                waiter.sleep(self._sleep(waiter))
         finally:
             with self._lock():
-                room.waiters.remove(waiter)
+                self._leave(room, waiter)
 
-    async def run_async(
+    async def wait_async(
         self,
         attempt: Callable[[], Result | Blocked],
+        blocked: Blocked,
         room: Room,
         timeout: float | None,
         what: str,
     ) -> Result:
-        """Try, and where that is not possible now sleep and try again, without a thread."""
+        """The same for a coroutine, which takes no thread."""
         deadline = self._deadline(timeout)
+        self._check_time(blocked, deadline, timeout, what)
         waiter = TaskWaiter()
-        with self._transaction():
-            result = self._retry(attempt, room, waiter, deadline, timeout, what)
-            if not isinstance(result, Blocked):
-                return result
+        if self._listen is not None:
+            self._listen()
+        with self._lock():
             room.waiters.append(waiter)
         try:
-            if self._listen is not None:  # what others did until now is seen by one more attempt
-                self._listen()
-                waiter.wake()
             while True:
-                await waiter.sleep(self._sleep(deadline))
                 with self._transaction():
                     result = self._retry(attempt, room, waiter, deadline, timeout, what)
                 if not isinstance(result, Blocked):
                     return result
+                await waiter.sleep(self._sleep(waiter))
         finally:
             with self._lock():
-                room.waiters.remove(waiter)
+                self._leave(room, waiter)
 
     def _retry(
         self,
@@ -216,7 +236,23 @@ class Gate:
         if isinstance(result, Blocked):
             self._check_time(result, deadline, timeout, what)
             waiter.at = room.count + result.least
+            waiter.until = deadline
+            if self._watchers.setdefault(waiter.sleeps_with, waiter) is waiter:
+                waiter.until = min(deadline, self._next_deadline())
         return result
+
+    def _leave(self, room: Room, waiter: Waiter) -> None:
+        """Somebody waits no longer; where it was a watcher, another one takes its place."""
+        room.waiters.remove(waiter)
+        if self._watchers.get(waiter.sleeps_with) is not waiter:
+            return
+        del self._watchers[waiter.sleeps_with]
+        for other in (*self.arrivals.waiters, *self.departures.waiters):
+            if other.sleeps_with is waiter.sleeps_with:
+                self._watchers[other.sleeps_with] = other
+                if other.until > self._next_deadline():
+                    other.wake()
+                return
 
     def _deadline(self, timeout: float | None) -> float:
         return math.inf if timeout is None else self._clock.monotonic() + timeout
@@ -229,10 +265,9 @@ class Gate:
                 f"{what} on {self._whose} timed out after {timeout:g} s: {blocked.needs}"
             )
 
-    def _sleep(self, deadline: float) -> float | None:
+    def _sleep(self, waiter: Waiter) -> float | None:
         """How long a waiter may sleep: until its own deadline, or until something will change."""
-        until = min(deadline, self._next_deadline())
-        if math.isinf(until):
+        if math.isinf(waiter.until):
             return None
-        sleep = self._clock.sleep_until(until)
+        sleep = self._clock.sleep_until(waiter.until)
         return None if sleep is None else min(sleep, LONGEST_SLEEP)

@@ -358,7 +358,7 @@ class Pair:
             copy = Batch.from_arrow(batch.to_arrow())
             columns = {n: _copied(c) for n, c in copy.columns.items()}
             shared = {n: _copied(c) for n, c in copy.shared.columns.items()}
-            copy = Batch._make(columns, copy.info, shared, copy._present, copy._shared_present)
+            copy = Batch._make(columns, copy.info, shared, copy.present, copy.shared.present)
             copy.info.__dict__["keys"] = copy.info.keys.copy()
             copy.info.__dict__["times_sampled"] = copy.info.times_sampled.copy()
             self.held.append((batch, copy))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import whole
-from recollect.base.threads import BlockingFace
+from recollect.base.blocking_face import BlockingFace
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.kernels import load as kernels
 from recollect.rollouts.buffer import RolloutBuffer

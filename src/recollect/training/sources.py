@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import Groups

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recollect.base.arguments import time_span, whole
+from recollect.durability.snapshot.members import Member, RewoundJournal
 from recollect.errors import InvalidValue, shown
 
 SYNC = ("always", "interval", "off")
@@ -61,16 +62,16 @@ def as_journal(given: Any) -> Journal:
 
 
 @contextmanager
-def rewinding(targets: Iterable[Any]) -> Iterator[Callable[[], None]]:
+def rewinding(members: Iterable[Member]) -> Iterator[Callable[[], None]]:
     """While a snapshot is loaded into tables and buffers, of which some have a journal.
 
-    What it gives is to be called when all is loaded, under the locks of the targets.
+    What it gives is to be called when all is loaded, under the locks of the members.
     """
     with ExitStack() as journals:
         loaded: list[Callable[[], None]] = []
-        seen: list[Any] = []
-        for target in targets:
-            journal = target._journal
+        seen: list[RewoundJournal] = []
+        for member in members:
+            journal = member.journal
             if journal is not None and not any(journal is other for other in seen):
                 seen.append(journal)
                 loaded.append(journals.enter_context(journal.rewinding()))

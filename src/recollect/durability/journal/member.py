@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from recollect.durability.journal.records import MARK, RESTARTED, Entry, Section
+from recollect.durability.snapshot.members import Member
 from recollect.errors import JournalError
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ class Journaled(ABC):
         self.tell(RESTARTED)
 
     # -- what each kind of member does ------------------------------------------------------------
+    @abstractmethod
+    def saved_as(self) -> Member:
+        """What snapshots of the owner hold."""
+
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Any]:
         """The owner's lock."""

@@ -126,8 +126,8 @@ class OpenJournal:
         """Write a snapshot that holds everything before a record, and let go of what it covers."""
         from recollect.durability.snapshot.saver import save_snapshot
 
-        owners = {member.name: member.owner for member in self.members}
-        if any(owner is None for owner in owners.values()):
+        owners = [member.owner for member in self.members]  # none of them goes meanwhile
+        if any(owner is None for owner in owners):
             return
 
         def state() -> dict[str, Any]:  # while all locks are held
@@ -138,7 +138,8 @@ class OpenJournal:
             return {"journal": {"number": number, "members": covered}}
 
         target = self._folder / f"{BASE}{number:016x}"
-        save_snapshot(target, owners, state=state, progress=False, files=self._files)
+        saved = {member.name: member.saved_as() for member in self.members}
+        save_snapshot(target, saved, state=state, progress=False, files=self._files)
         with self.writer.flushing:
             self.writer.log.remove_before(number)
 

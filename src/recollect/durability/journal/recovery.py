@@ -68,8 +68,8 @@ def _load_base(folder: Path, members: dict[str, Journaled], found: Recovery, fil
     found.number, path = known[-1]
     found.closed = False
     state: dict[str, Any] = open_snapshot(path, files=files).state["journal"]
-    owners = {name: _named(members, name, path).owner for name in state["members"]}
-    loaded = load_snapshot(path, owners, progress=False, files=files)
+    saved = {name: _named(members, name, path).saved_as() for name in state["members"]}
+    loaded = load_snapshot(path, saved, progress=False, files=files)
     found.evicted = sum(loaded.evicted.values())
     for name, covered in state["members"].items():
         member = members[name]

@@ -1,7 +1,7 @@
 """What a snapshot can hold under one name: a table, or what is built on tables.
 
 A member knows its lock, how its state is captured and put back, and the ledger of what is on
-disk. `RolloutBuffer` and `ReplayBuffer` have members of their own, which `member_of` asks them for.
+disk. Tables, `RolloutBuffer` and `ReplayBuffer` each have a member of their own.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from typing import Any, Protocol
 
 from recollect.data.batch import Batch
 from recollect.durability.snapshot.ledger import Ledger
-from recollect.errors import InvalidValue, SnapshotError, shown
-from recollect.rules.limiters import Counts
-from recollect.storage.memory.capture import Capture, Pages, Saved, finish
-from recollect.table.state import capture_table, check_alike, in_memory, reset_table, restore_table
-from recollect.table.table import Table
+from recollect.errors import SnapshotError
+from recollect.storage.memory.capture import Capture, Saved
 
 KINDS = {"items": "a table", "rollouts": "a rollout buffer", "steps": "a replay buffer"}
 
@@ -30,6 +27,14 @@ class Captured:
     entry: dict[str, Any]
     items: Capture
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+class RewoundJournal(Protocol):
+    """What a load asks of the journal of what it loads into."""
+
+    def rewinding(self) -> AbstractContextManager[Callable[[], None]]:
+        """While members are brought to another state; gives what to call when they are there."""
+        ...
 
 
 class Member(Protocol):
@@ -52,8 +57,8 @@ class Member(Protocol):
         ...
 
     @property
-    def journaled(self) -> bool:
-        """Whether a load rewinds it; else it must be empty."""
+    def journal(self) -> RewoundJournal | None:
+        """The journal that a load rewinds; one without must be empty."""
         ...
 
     def untouched(self) -> Callable[[], None] | None:
@@ -98,102 +103,6 @@ class Member(Protocol):
         ...
 
 
-class TableMember:
-    """A table in memory."""
-
-    kind = "items"
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self._pages = Pages()
-
-    @property
-    def checkpoint(self) -> bool:
-        return self.table.checkpoint
-
-    @property
-    def saving(self) -> threading.Lock:
-        return in_memory(self.table).saving
-
-    @property
-    def ledger(self) -> Ledger | None:
-        storage = in_memory(self.table)
-        if callable(storage.ledger):  # of a load, which left it to whoever needs it
-            storage.ledger = storage.ledger()
-        ledger: Ledger | None = storage.ledger
-        return ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger | None) -> None:
-        in_memory(self.table).ledger = ledger
-
-    def ledger_later(self, make: Callable[[], Ledger]) -> None:
-        in_memory(self.table).ledger = make
-
-    @property
-    def journaled(self) -> bool:
-        return getattr(self.table, "_journal", None) is not None
-
-    def untouched(self) -> Callable[[], None] | None:
-        table = self.table
-        if self.kind != "items" or self.journaled:
-            return None
-        if table._effects.number or table._counts != Counts():
-            return None
-        schemas = table._schema, table._shared_schema
-
-        def back() -> None:
-            table._schema, table._shared_schema = schemas
-            self.reset()
-
-        return back
-
-    def transaction(self) -> AbstractContextManager[Any]:
-        return self.table._transaction()
-
-    def touch(self) -> None:
-        if self.ledger is not None and self.ledger.torn:
-            self.ledger = None
-        before = None if self.ledger is None else self.ledger.records
-        self._pages.touch(in_memory(self.table), before)
-
-    def capture(self) -> Captured:
-        entry, items = capture_table(self.table, self._pages)
-        return Captured({"kind": self.kind, **entry}, items)
-
-    def finish(self, captured: Captured) -> None:
-        ledger = in_memory(self.table).ledger
-        if captured.items.changed is not None and ledger is not None:
-            ledger.torn = True
-        finish(captured.items)
-
-    def undo(self, captured: Captured) -> None:
-        captured.items.undo()
-        ledger = in_memory(self.table).ledger
-        if ledger is not None:
-            ledger.torn = False
-
-    def check(self, entry: Mapping[str, Any], where: str) -> None:
-        check_kind(self.kind, entry, f"{where}: table {self.table.name!r}")
-        if len(in_memory(self.table)) and not self.journaled:
-            raise SnapshotError(
-                f"table {self.table.name!r} is not empty; load {where} into a new store"
-            )
-        check_alike(self.table, entry, where)
-
-    def restore(
-        self,
-        entry: Mapping[str, Any],
-        saved: Saved,
-        batches: Iterable[Batch],
-        blobs: Mapping[str, bytes],
-    ) -> int:
-        return restore_table(self.table, entry, saved, batches)
-
-    def reset(self) -> None:
-        reset_table(self.table)
-
-
 def check_kind(kind: str, entry: Mapping[str, Any], where: str) -> None:
     """Raise unless something was saved from what it is loaded into."""
     if entry["kind"] != kind:
@@ -202,16 +111,3 @@ def check_kind(kind: str, entry: Mapping[str, Any], where: str) -> None:
             f"{where} was saved as {saved} and this is {KINDS[kind]}; load it into what it was "
             "saved from"
         )
-
-
-def member_of(target: Any) -> Member:
-    """The member that a table or a buffer is."""
-    if isinstance(target, Table):
-        if target._owner is None:
-            return TableMember(target)
-        target = target._owner
-    make = getattr(target, "_member", None)
-    if make is None:
-        raise InvalidValue(f"expected a table or a buffer to save or load, got {shown(target)}")
-    member: Member = make()
-    return member

@@ -26,7 +26,7 @@ from recollect.durability.snapshot.manifest import (
     put_aside,
     read_manifest,
 )
-from recollect.durability.snapshot.members import Member, member_of
+from recollect.durability.snapshot.members import Member
 from recollect.durability.snapshot.plain_arrays import OnDisk, put_together, summed
 from recollect.durability.snapshot.segments import Ref, Segments
 from recollect.durability.snapshot.table_writer import named_files, patches
@@ -453,14 +453,13 @@ def load_snapshot(
             f"{snapshot.path} is a checkpoint of {snapshot.state['world_size']} shards; load it "
             "with rc.load_shards, on any number of ranks"
         )
-    targets = {name: members[name] for name in snapshot.tables if name in members}
     missing = sorted(set(snapshot.tables) - set(members))
     if missing:
         raise SnapshotError(
             f"{snapshot.path}: it has a table {missing[0]!r} that this store has not; the store "
             f"has {', '.join(members)}"
         )
-    wanted = {name: member_of(target) for name, target in sorted(targets.items())}
+    wanted = {name: members[name] for name in sorted(snapshot.tables)}
     for name, member in wanted.items():
         member.check(snapshot.entry(name), str(snapshot.path))
     untouched = all(member.untouched() for member in wanted.values())
@@ -470,10 +469,10 @@ def load_snapshot(
     total = sum(snapshot.entry(name)["nbytes"] for name in wanted)
     with ExitStack() as stack:
         rewound = None
-        if any(member.journaled for member in wanted.values()):
+        if any(member.journal is not None for member in wanted.values()):
             from recollect.durability.journal.journal import rewinding
 
-            rewound = stack.enter_context(rewinding(list(targets.values())))
+            rewound = stack.enter_context(rewinding(wanted.values()))
         for member in wanted.values():
             stack.enter_context(member.saving)
         told = stack.enter_context(bar("load", total, progress))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.base.version import installed_version
 from recollect.durability.files import LOCAL, Files, Syncing, digest
 from recollect.durability.format import FORMAT
 from recollect.durability.progress_bar import bar
@@ -31,7 +32,7 @@ from recollect.durability.snapshot.manifest import (
     temporary,
     to_bytes,
 )
-from recollect.durability.snapshot.members import Captured, Member, member_of
+from recollect.durability.snapshot.members import Captured, Member
 from recollect.durability.snapshot.segments import COMPRESSIONS
 from recollect.durability.snapshot.table_writer import Settle, TableWriter
 from recollect.errors import InvalidValue, SnapshotError, shown
@@ -124,7 +125,7 @@ class SnapshotSaving:
         self.others: dict[str, Other] = dict(others or {})
         self._kind, self._step, self._keep_last = kind, step, keep_last
         self._compression, self._progress, self._files = compression, progress, files
-        wanted = {name: member_of(target_) for name, target_ in sorted(members.items())}
+        wanted = dict(sorted(members.items()))
         self._left_out = [name for name, member in wanted.items() if not member.checkpoint]
         self._members = {name: member for name, member in wanted.items() if member.checkpoint}
         self._captures: dict[str, Captured] = {}
@@ -165,7 +166,7 @@ class SnapshotSaving:
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "kind": self._kind,
-            "written_by": _version(),
+            "written_by": installed_version(),
             "id": self.id,
             "sequence": _sequence(target, wanted, files),
             "step": self._step,
@@ -249,12 +250,6 @@ def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
 def _threads() -> ThreadPoolExecutor:
     """Those that read and write rows, which is without the GIL: the disk wants to be fed."""
     return ThreadPoolExecutor(min(2, cores()), "recollect-save")
-
-
-def _version() -> str:
-    from recollect.base.version import version
-
-    return version()
 
 
 class _Save:

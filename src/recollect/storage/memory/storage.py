@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
 from recollect.kernels.load import load
 from recollect.rules.query import Query, mask
 from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector, Smallest
-from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
+from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.fields import FieldValue
 from recollect.storage.memory.chosen import (
