@@ -549,7 +549,7 @@ def test_a_wait_for_room_that_ends_while_a_journal_is_written_keeps_none(tmp_pat
         await buffer.put(completed("a", task="other"))
         assert room.reserve(1) == 0
         await settle()
-        buffer.table.core.effects.settle_async = lambda number: asyncio.sleep(5)  # a slow disk
+        buffer.table.core.effects.settle_async = lambda *_, **__: asyncio.sleep(5)  # a slow disk
         buffer.sync.take(1, "other")
         await asyncio.sleep(1)
         assert promised(buffer) == {"math": 1}
