@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from recollect.base import registry
 from recollect.errors import InvalidValue, shown
 from recollect.table.core import TableCore
 from recollect.table.table import Table
@@ -53,9 +54,7 @@ class Store(Mapping[str, Table]):
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
         """Make a store of `{"tables": [...]}`, or of the YAML file at a path."""
-        from recollect.config import store_from_config
-
-        return store_from_config(config)
+        return registry.resolve("store_from_config", Store)(config)
 
     def __getitem__(self, name: str) -> Table:
         try:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,17 +23,21 @@ from recollect.durability.snapshot.reader import Snapshot, load_snapshot, open_s
 from recollect.errors import InvalidValue, ProductionError, SnapshotError, shown
 from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved
-from recollect.production.save import FORMAT, KIND, Checkpoint, in_thread
+from recollect.production.save import FORMAT, KIND, Checkpoint, Checkpointed, in_thread
 from recollect.rollouts import rewind
 from recollect.rollouts.core import Core
 from recollect.rollouts.rewind import Line
 
-if TYPE_CHECKING:
-    from recollect.production.manager import Manager
-
 log = logging.getLogger("recollect.production")
 
 FUTURE = ("give_back", "keep")
+
+
+class Restorable(Checkpointed, Protocol):
+    """What a restore needs of a manager beside."""
+
+    def stop_for_restore(self) -> None: ...
+    def restored(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class _Restored:
 
 
 async def restore(
-    manager: Manager,
+    manager: Restorable,
     path: str | os.PathLike[str] | None = None,
     *,
     step: int | None = None,
@@ -120,7 +124,7 @@ def latest_checkpoint(path: str | os.PathLike[str], step: int | None = None) -> 
 class _Restoring:
     """One checkpoint on its way into a manager."""
 
-    def __init__(self, manager: Manager, snapshot: Snapshot) -> None:
+    def __init__(self, manager: Restorable, snapshot: Snapshot) -> None:
         self._manager, self._snapshot = manager, snapshot
         where, state = snapshot.path, snapshot.state
         if snapshot.kind != KIND or snapshot.step is None:

@@ -159,9 +159,9 @@ class Table:
         >>> rc.Table.from_config({"name": "t", "capacity": 10, "sampler": "Fifo"}).sampler
         Fifo()
         """
-        from recollect.config import table_from_config
+        from recollect.base import registry
 
-        return table_from_config(config)
+        return registry.resolve("table_from_config", Table)(config)
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(
