@@ -197,12 +197,9 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "training":
         return importlib.import_module("recollect.training")
     if name == "__version__":
-        from importlib import metadata
+        from recollect.base.version import installed_version
 
-        try:
-            return metadata.version("recollect")
-        except metadata.PackageNotFoundError:  # imported from a folder that was never installed
-            return "0+unknown"
+        return installed_version()
     import sys
 
     # name and obj let the interpreter say what may have been meant
