@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.durability.files import LOCAL, Files
+from recollect.durability.journal.journaled import Journaled
 from recollect.durability.journal.log import Torn, bases, cut, records
-from recollect.durability.journal.member import Journaled
 from recollect.durability.journal.records import decode
 from recollect.errors import JournalError, RecollectError
 
