@@ -63,7 +63,8 @@ def _load_base(folder: Path, members: dict[str, Journaled], found: Recovery, fil
     known = bases(folder, files)
     if not known:
         return
-    from recollect.durability.snapshot.reader import load_snapshot, open_snapshot
+    from recollect.durability.snapshot.loader import load_snapshot
+    from recollect.durability.snapshot.reader import open_snapshot
 
     found.number, path = known[-1]
     found.closed = False
