@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from recollect.base.arguments import many
+from recollect.durability.snapshot.loader import load_snapshot
 from recollect.durability.snapshot.manifest import find_snapshots
-from recollect.durability.snapshot.reader import Snapshot, load_snapshot, open_snapshot
+from recollect.durability.snapshot.reader import Snapshot, open_snapshot
 from recollect.errors import InvalidValue, ProductionError, SnapshotError, shown
 from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved

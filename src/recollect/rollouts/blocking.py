@@ -22,7 +22,7 @@ from recollect.rollouts.staleness import Staleness
 from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 

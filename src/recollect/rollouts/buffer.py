@@ -29,7 +29,7 @@ from recollect.storage.base import Storage
 from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 

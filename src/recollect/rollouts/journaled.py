@@ -7,6 +7,7 @@ the buffer are made again from the table.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from recollect.table.journaled import JournaledTable
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
-    from recollect.table.core import TableCore
 
 
 class JournaledRollouts(JournaledTable):
@@ -26,18 +26,16 @@ class JournaledRollouts(JournaledTable):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core.table, core)
+        self._rollouts = weakref.ref(core)
         self._blobs: dict[str, bytes] = {}  # while replaying
         self._own: dict[str, Any] | None = None
 
     @property
     def rollouts(self) -> Core:
         """What the buffer keeps; only while it is there."""
-        core: Core = self.owner
+        core = self._rollouts()
+        assert core is not None
         return core
-
-    @property
-    def core(self) -> TableCore:
-        return self.rollouts.table
 
     def begin(self) -> None:
         super().begin()

@@ -28,7 +28,7 @@ from recollect.table.sharing import TableSharing
 from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
-    from recollect.durability.journal.member import Journaled
+    from recollect.durability.journal.journaled import Journaled
     from recollect.durability.journal.open_journal import OpenJournal
     from recollect.durability.snapshot.members import Member
 
