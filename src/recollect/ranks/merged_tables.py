@@ -22,7 +22,7 @@ from recollect.durability.snapshot.reader import Snapshot
 from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_BITS, COUNTER_MASK
 from recollect.ranks.environments import ENV_ID, Environments, columns_of, rewritten
-from recollect.ranks.redistribution import Plan, Stream, apportion, fresh_origins, seed_words
+from recollect.ranks.redistribution import ShardPlan, Stream, apportion, fresh_origins, seed_words
 from recollect.storage.memory.capture import Saved, absent_value
 
 Ints = NDArray[np.int64]
@@ -90,16 +90,16 @@ class TableParts:
                     raise SnapshotError(f"{source.path} has no {what} {name!r}, and others have")
         return Schema(columns, what)
 
-    def plan(self, shards: int) -> Plan:
+    def plan(self, shards: int) -> ShardPlan:
         """Items are units, and all count the same: a table's capacity counts them."""
         streams = [
             Stream(source, np.ones(entry["items"], np.int64))
             for source, entry in enumerate(self.entries)
         ]
-        return Plan(streams, len(self.sources), shards)
+        return ShardPlan(streams, len(self.sources), shards)
 
     def merged(
-        self, plan: Plan, shard: int, origins: set[int], listed: Sequence[str] | None
+        self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
         """What a new shard gets."""
         mine = plan.shard(shard)
@@ -309,7 +309,7 @@ class RolloutParts(TableParts):
     """The groups of all saved shards: a table, and what a rollout buffer keeps beside it."""
 
     def merged(
-        self, plan: Plan, shard: int, origins: set[int], listed: Sequence[str] | None
+        self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
         merged = super().merged(plan, shard, origins, listed)
         totals = plan.totals()

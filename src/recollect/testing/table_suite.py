@@ -344,7 +344,7 @@ class TableTests(StorageTests):
         table = self.table(capacity=3, sampler=Fifo())
         told: list[Any] = []
 
-        class Follower:
+        class NotingFollower:
             def follow(self, effect: Effect) -> None:
                 payload = None
                 if isinstance(effect, Removed):
@@ -355,7 +355,7 @@ class TableTests(StorageTests):
             def settle(self, number: int) -> None:
                 assert number == table.stats()["effects"]
 
-        table.follow(Follower())
+        table.follow(NotingFollower())
         keys = table.insert({"x": [0, 1]})
         table.update(keys, task="a")
         held = table.take(1, lease=60.0)
