@@ -20,7 +20,7 @@ from recollect.data.schema import Column, Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.snapshot.reader import Snapshot
 from recollect.errors import SnapshotError
-from recollect.kernels.layout import COUNTER_BITS, COUNTER_MASK
+from recollect.kernels.layout import COUNTER_MASK
 from recollect.ranks.environments import ENV_ID, Environments, columns_of, rewritten
 from recollect.ranks.redistribution import ShardPlan, Stream, apportion, fresh_origins, seed_words
 from recollect.storage.memory.capture import Saved, absent_value
@@ -298,11 +298,6 @@ def _requests(states: Sequence[list[Any]]) -> list[Any]:
         [producer, [mine[number] for number in sorted(mine)][-PER_PRODUCER:]]
         for producer, mine in known.items()
     ]
-
-
-def origins_of(items: Mapping[str, Array]) -> set[int]:
-    """The origins of some keys."""
-    return set(np.unique(items["key"] >> np.uint64(COUNTER_BITS)).tolist())
 
 
 class RolloutParts(TableParts):
