@@ -23,6 +23,7 @@ from recollect.production.signal import Signal
 from recollect.production.task import Task
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
+from recollect.rollouts.puts import put
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 
@@ -223,7 +224,7 @@ class Context:
                 use(*left.popleft())
         finally:
             for _, original in left:
-                self.buffer.core.table.run(self.buffer.core.put(original, None).within(0))
+                self.buffer.core.table.run(put(self.buffer.core, original, None).within(0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):
@@ -252,7 +253,7 @@ class Context:
     def _return(self, group: Group) -> None:
         if any(rollout.num_tokens for rollout in group):
             try:
-                self.buffer.core.table.run(self.buffer.core.put(group, None).within(0))
+                self.buffer.core.table.run(put(self.buffer.core, group, None).within(0))
                 return
             except JournalError as error:  # it is stored, and nobody knows whether it would survive
                 self.conditions.fail(error)

@@ -20,7 +20,7 @@ from recollect.kernels import load as kernels
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.takes import checked_sizes
-from recollect.rollouts.train_groups import ANY, Drawing
+from recollect.rollouts.train_groups import ANY, GroupSource
 from recollect.training.advantages import Advantage, advantages, rule_of
 from recollect.training.filters import Filter, Filtered, apply_filters
 from recollect.training.metrics import Window, stored, trained
@@ -133,7 +133,7 @@ class DataPreparation:
         sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
         if not sum(sizes.values()):
             raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
-        self._drawing = Drawing(self.buffer)
+        self._drawing = GroupSource(self.buffer.core)
         capacity = self._drawing.capacity
         if capacity is not None and sum(sizes.values()) > capacity:
             raise NeverPossible(
