@@ -176,7 +176,7 @@ def test_the_mask_of_a_taken_batch_is_loss_mask_and_fresh_and_the_stored_one_is_
     for step, expected in [(2, mask), (3, [0, 0, 1, 0, 1]), (5, [0, 0, 0, 0, 1])]:
         buffer.advance(step)
         assert buffer.get([key]).batch["loss_mask"].to_list()[0].tolist() == expected
-    stored = buffer.core.table.get(np.array([key], np.uint64), ["loss_mask"])
+    stored = buffer.table.get(np.array([key], np.uint64), ["loss_mask"])
     assert stored["loss_mask"].to_list()[0].tolist() == mask
     taken = buffer.take_batch({"math": 1}, timeout=0)
     assert taken.batch["loss_mask"].to_list()[0].tolist() == [0, 0, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""`Room`: a place in the buffer for every generation, so that no result has to wait.
+"""`ReservedRoom`: a place in the buffer for every generation, so that no result has to wait.
 
 Where a buffer is bounded, room is reserved at the start. When there is none, one coroutine waits
 for some and then wakes the producer; a stop cancels it, so a full buffer never stalls a pause.
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.space import reserve_all
 
 
-class Room:
+class ReservedRoom:
     """The reservations of one task. On the manager's event loop only."""
 
     def __init__(
@@ -63,7 +64,7 @@ class Room:
         me = asyncio.current_task()
         core = self._buffer.core
         try:
-            await core.table.run_async(core.space.reserve_all(1, self._task, None))
+            await core.table.run_async(reserve_all(core, 1, self._task, None))
         except Exception as error:
             self._fail(error)
             return

@@ -438,9 +438,14 @@ class ReplayBuffer(Batched, BufferFiles):
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_replay
+        from recollect.base.html import closed
+        from recollect.replay.replay_html import of_replay
 
-        return of_replay(self)
+        if self.core.closed:
+            return closed("ReplayBuffer")
+        stats = self.stats()
+        episodes = self.episodes() if stats["size"] else None
+        return of_replay(stats, self.sampler, self.limiter, episodes)
 
     # -- coming and going -------------------------------------------------------------------------
     def clear(self) -> None:

@@ -10,7 +10,7 @@ from recollect.replay import file_reader, file_writer
 from recollect.replay.replay_core import ReplayCore
 
 if TYPE_CHECKING:
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 
@@ -66,7 +66,7 @@ class BufferFiles:
         A smaller buffer takes the newest steps of each environment. Arguments are those of
         `Store.load`.
         """
-        from recollect.durability.snapshot.reader import load_snapshot
+        from recollect.durability.snapshot.loader import load_snapshot
         from recollect.replay.persistence import StepsMember
 
         return load_snapshot(path, {"steps": StepsMember(self.core)}, step=step, progress=progress)

@@ -6,7 +6,7 @@ priorities, and that everything was cleared. Row numbers follow from that, and w
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import threading
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.journal.journal import as_journal
-from recollect.durability.journal.member import Journaled
+from recollect.durability.journal.journaled import Journaled
 from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.journal.payload import Copied
 from recollect.durability.journal.records import (
@@ -55,13 +55,14 @@ class JournaledSteps(Journaled):
     @property
     def core(self) -> ReplayCore:
         """The core of the buffer; only while that is there."""
-        core: ReplayCore = self.owner
+        core = self.owner
+        assert isinstance(core, ReplayCore)
         return core
 
     def saved_as(self) -> Member:
         return StepsMember(self.core)
 
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> threading.RLock:
         return self._lock
 
     def describe(self) -> dict[str, Any]:
@@ -214,10 +215,10 @@ class JournaledSteps(Journaled):
     def lease_again(self, keys: list[int]) -> None:
         assert not keys
 
-    def progress(self) -> Any:
-        return None
+    def progress(self) -> tuple[int, ...]:
+        return ()
 
-    def rewound(self, progress: Any) -> None:
+    def rewound(self, progress: tuple[int, ...]) -> None:
         """Keys are row numbers: they go back with the rows."""
 
 

@@ -180,21 +180,21 @@ class ReplayCore(Runner):
         with self.lock:  # as `Runner` does it, in fewer calls
             if self.closed:
                 self.enter()
-            tried = verb.attempt()
-            return tried, 0 if self.recorder is None else self.recorder.number
+            return self._attempt(verb)
+
+    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+        tried = verb.attempt()
+        return tried, 0 if self.recorder is None else self.recorder.number
 
     def _tell(self) -> None:
-        """Nobody follows but the recorder, which is told at the moment of each change."""
+        """Only the recorder follows, and it is told at the moment of each change."""
 
-    def _number(self) -> int:
-        return 0 if self.recorder is None else self.recorder.number
-
-    def _settle(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.recorder is not None and verb.changed(tried):
+    def _settle(self, number: int, changed: bool) -> None:
+        if changed and self.recorder is not None:
             self.recorder.settle(number)
 
-    async def _settle_async(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.recorder is not None and verb.changed(tried):
+    async def _settle_async(self, number: int, changed: bool) -> None:
+        if changed and self.recorder is not None:
             await self.recorder.settle_async(number)
 
 
