@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from recollect.base.arguments import flag, whole
+from recollect.base.arguments import flag, one_of, whole
 from recollect.durability.files import LOCAL
 from recollect.durability.snapshot.manifest import new_run
 from recollect.durability.snapshot.saver import SavedSnapshot, SnapshotSaving
@@ -108,10 +108,7 @@ class CheckpointSaving:
         **options: Any,
     ) -> None:
         step = whole("step", step, 0)
-        if in_flight not in IN_FLIGHT:
-            raise InvalidValue(
-                f"in_flight: expected 'refuse' or 'give_back', got {shown(in_flight)}"
-            )
+        one_of("in_flight", in_flight, IN_FLIGHT)
         target = _target(manager, path, step)
         self._manager = manager
         self._include_buffer = flag("include_buffer", include_buffer)
