@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from recollect.durability.journal.open_journal import OpenJournal
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.members import Member
-    from recollect.durability.snapshot.reader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 
@@ -129,7 +129,7 @@ class Store(Mapping[str, Table]):
             step: The training step to go back to.
             progress: Whether to show a bar; None does so for long work on a terminal.
         """
-        from recollect.durability.snapshot.reader import load_snapshot
+        from recollect.durability.snapshot.loader import load_snapshot
 
         return load_snapshot(path, self._members(), step=step, progress=progress)
 

@@ -47,7 +47,7 @@ from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
     from recollect.durability.journal.open_journal import OpenJournal
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
     from recollect.replay.persistence import StepsMember
 
@@ -724,7 +724,7 @@ class ReplayBuffer(Batched):
         A smaller buffer takes the newest steps of each environment. Arguments are those of
         `Store.load`.
         """
-        from recollect.durability.snapshot.reader import load_snapshot
+        from recollect.durability.snapshot.loader import load_snapshot
 
         return load_snapshot(path, {"steps": self._member()}, step=step, progress=progress)
 

@@ -40,7 +40,7 @@ from recollect.table.core import TableCore
 from recollect.table.draws import Sample, Take
 from recollect.table.effects import Follower
 from recollect.table.field_set import FieldSet
-from recollect.table.inserts import Insert, checked_insert
+from recollect.table.inserts import checked_insert
 from recollect.table.rule_set import RuleSet
 from recollect.table.runner import PlainVerb
 
@@ -192,8 +192,9 @@ class Table:
         >>> len(table), table.get(keys[:1])["x"]
         (2, array([1, 2]))
         """
-        return self.core.run(
-            self._insert(columns, shared, rows_per_item, priority, timeout, request, fields)
+        core = self.core
+        return core.run(
+            checked_insert(core, columns, shared, rows_per_item, priority, request, fields, timeout)
         )
 
     async def insert_async(
@@ -208,25 +209,10 @@ class Table:
         **fields: Any,
     ) -> Keys:
         """The same as `insert`, for asyncio."""
-        return await self.core.run_async(
-            self._insert(columns, shared, rows_per_item, priority, timeout, request, fields)
-        )
-
-    def _insert(
-        self,
-        columns: Mapping[str, Any],
-        shared: Mapping[str, Any] | None,
-        rows_per_item: Any,
-        priority: Any,
-        timeout: float | None,
-        request: Any,
-        fields: dict[str, Any],
-    ) -> Insert:
-        if timeout is not None:
-            timeout = time_span("timeout", timeout)
         core = self.core
-        new = checked_insert(core, columns, shared, rows_per_item, priority, request, fields)
-        return Insert(core, new, timeout)
+        return await core.run_async(
+            checked_insert(core, columns, shared, rows_per_item, priority, request, fields, timeout)
+        )
 
     # -- sampling -------------------------------------------------------------------------------
     def sample(

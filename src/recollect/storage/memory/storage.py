@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -125,7 +124,7 @@ class MemoryStorage:
             now[layout.A_SHARED_SEALED] = address(id(self._shared.sealed))
 
     # -- what is there --------------------------------------------------------------------------
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> threading.RLock:
         return self._lock
 
     def __len__(self) -> int:
