@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.base.arguments import flag, many, time_span, whole
+from recollect.base.arguments import flag, many, one_of, time_span, whole
 from recollect.durability.files import LOCAL, Files
 from recollect.errors import InvalidValue, SnapshotError, WaitTimeout, shown
 from recollect.kernels.layout import A_SEQ, COUNTER_BITS, ORIGIN
@@ -271,10 +271,8 @@ def load_set(
     progress: bool | None = False,
 ) -> Redistributed:
     """Fill a store with a rank's part of a set."""
-    if overflow not in OVERFLOW:
-        raise InvalidValue(f"overflow: expected 'raise' or 'evict', got {shown(overflow)}")
-    if incomplete not in INCOMPLETE:
-        raise InvalidValue(f"incomplete: expected 'keep' or 'drop', got {shown(incomplete)}")
+    one_of("overflow", overflow, OVERFLOW)
+    one_of("incomplete", incomplete, INCOMPLETE)
     members = members_of(store)
     same = chosen.world_size == world_size and not chosen.missing
     if same and _can_be_exact(chosen.shards[rank], members, incomplete):
