@@ -10,6 +10,7 @@ import pytest
 from journal_state import flushed_copy, table_state
 
 import recollect as rc
+from recollect.rollouts.annotations import keys_by_rollout
 
 TASKS = ("math", "code")
 
@@ -117,7 +118,7 @@ def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, 
     core = buffer.core
     state = {"table": table_state(buffer.table, after_restart=after_restart)}
     state["train_step"] = core.train_step
-    state["promised"] = {} if after_restart else core.space.promised  # promises end, too
+    state["promised"] = {} if after_restart else core.promised  # promises end, too
     state["accounts"] = core.accounts.state()
     state["ids"] = core.by_id
     state["blobs"] = core.blobs.all()
@@ -127,7 +128,7 @@ def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, 
         key: (e.group_id, e.task, e.version, e.put_at, e.trained, e.blobs)
         for key, e in sorted(core.entries.items())
     }
-    state["rollouts"] = core.stages.rows_of()
+    state["rollouts"] = keys_by_rollout(core)
     state["groups"] = buffer.get(np.array(keys, np.uint64)) if keys else None
     state["lacks"] = {  # what somebody asked for by a claim is found out again when it is asked
         key: [cell for cell in core.entries[key].lacks if cell in core.needs] for key in keys

@@ -982,7 +982,7 @@ def test_leases_that_lapsed_leave_no_trace_behind_a_checkpoint(tmp_path):
         result = await manager.produce_batch(2, 1)
         async with manager.checkpoint(tmp_path / "zero", 0):
             pass
-        assert list(buffer.core.steps_of) == [result.lease.id]
+        assert list(buffer.core.lease_steps) == [result.lease.id]
 
     run(main())
 
@@ -1038,7 +1038,7 @@ def test_a_save_that_is_cancelled_early_does_not_keep_others_from_saving(tmp_pat
     async def main():
         manager = managed(ColocatedManager, rc.RolloutBuffer())
         core = manager.buffer.core
-        member = core.member()
+        member = core.table.owner.member()
         held = threading.Event()
 
         def hold():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import recollect as rc
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.short_put import _about
+from recollect.rollouts.short_put import object_layout
 
 PATIENT = rc.Staleness(max_staleness=1000)
 
@@ -47,12 +47,12 @@ def prompted(*prompts: list[int]) -> rc.Group:
 def general(**options: Any) -> rc.RolloutBuffer:
     """A buffer whose puts all take the general way."""
     buffer = rc.RolloutBuffer(**options)
-    buffer.core.direct._about = None
+    buffer.core.short_put.objects = None
     return buffer
 
 
 def looked(one: rc.Group, version: int | None = None, rule: rc.Staleness = PATIENT) -> bool:
-    return rc.RolloutBuffer().core.direct.look(one, version, rule, {}) is not None
+    return rc.RolloutBuffer().core.short_put.recognize(one, version, rule, {}) is not None
 
 
 def everything(buffer: rc.RolloutBuffer) -> Any:
@@ -81,7 +81,7 @@ def everything(buffer: rc.RolloutBuffer) -> Any:
 
 
 def test_this_interpreter_lays_objects_out_as_the_kernels_read_them() -> None:
-    assert _about() is not None
+    assert object_layout() is not None
 
 
 COMMON: dict[str, Callable[[], rc.Group]] = {
@@ -214,11 +214,11 @@ CHANGES: dict[str, Callable[[rc.Group], None]] = {
 def test_a_group_that_changes_between_look_and_copy_is_not_stored(name: str) -> None:
     buffer = rc.RolloutBuffer(staleness=PATIENT)
     core, one = buffer.core, group()
-    known = core.direct.look(one, None, PATIENT, {})
+    known = core.short_put.recognize(one, None, PATIENT, {})
     assert known is not None
     CHANGES[name](one)
     known.fields["ready"] = True
-    assert core.direct.store(known, 0.0) is None
+    assert core.short_put.store(known, 0.0) is None
     assert (len(buffer), buffer.nbytes) == (0, 0)
     assert buffer.sync.put(group()) is not None
     assert buffer.sync.take(1)[0].equals(group_as_taken())

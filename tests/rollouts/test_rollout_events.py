@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import recollect as rc
-from recollect.rollouts.events import KEPT, Left
+from recollect.rollouts.events import KEPT, PastGroups
 
 PATIENT = rc.Staleness(max_staleness=99)
 
@@ -34,7 +34,7 @@ def pass_through(buffer: Any, names: list[str]) -> None:
 def held() -> int:
     """How many groups' memory events hold; each was taken by a call of its own."""
     gc.collect()
-    return sum(type(each) is Left for each in gc.get_objects())
+    return sum(type(each) is PastGroups for each in gc.get_objects())
 
 
 def test_a_reader_that_is_behind_learns_of_everything_and_can_read_the_newest_groups() -> None:

@@ -447,7 +447,7 @@ def test_a_take_that_finds_nothing_has_no_lease():
         assert buffer.take(4, lease=True).lease is None
         assert buffer.take_batch({}, lease=5).lease is None
     assert buffer.stats()["leases"] == 0
-    assert buffer.core.steps_of == {}
+    assert buffer.core.lease_steps == {}
 
 
 def test_leases_that_lapse_leave_nothing():
@@ -458,7 +458,7 @@ def test_leases_that_lapse_leave_nothing():
         assert len(buffer.take(1, lease=5)) == 1
         clock.advance(6)
     assert len(buffer) == 1
-    assert buffer.core.steps_of == {}
+    assert buffer.core.lease_steps == {}
 
 
 def test_who_looks_at_a_trained_group_under_a_lease_leaves_it_as_it_was():

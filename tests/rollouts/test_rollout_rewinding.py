@@ -11,8 +11,8 @@ import pytest
 
 import recollect as rc
 from recollect.rollouts import rewind as rewinding
-from recollect.rollouts.core import Core
-from recollect.rollouts.rewind import Line
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.history import History
 
 NOTHING = np.zeros(0, np.uint64)
 
@@ -46,7 +46,7 @@ def rewind(
 
 
 def stored(buffer: rc.RolloutBuffer) -> set[str]:
-    core: Core = buffer.core
+    core: RolloutCore = buffer.core
     return {entry.group_id for entry in core.entries.values() if not entry.trained}
 
 
@@ -323,20 +323,20 @@ def test_what_is_kept_survives_in_the_journal_and_goes_back_after_a_restart(tmp_
     for step in (1, 2, 3):
         train(buffer, step)
     buffer.sync.take_batch({"math": 1}, train_step=4, lease=True)
-    line = buffer.core.line
+    history = buffer.core.history
     buffer.close()
     again = journaled(tmp_path)
-    assert again.core.line == line
+    assert again.core.history == history
     assert again.count("math", rc.Status.ARCHIVED) == 3
     rewind(again, 1)
     assert stored(again) == set("bcde")
-    after = again.core.line
+    after = again.core.history
     assert after.base == "checkpoint"
     assert after.floor == 1
-    assert after.run != line.run
+    assert after.run != history.run
     again.close()
     last = journaled(tmp_path)
-    assert last.core.line == after
+    assert last.core.history == after
     assert stored(last) == set("bcde")
     assert last.train_step == 2
     assert train(last, 2, n=4) == list("bcde")
@@ -344,11 +344,11 @@ def test_what_is_kept_survives_in_the_journal_and_goes_back_after_a_restart(tmp_
     last.close()
 
 
-def test_a_line_tells_whether_a_journal_came_of_a_checkpoint() -> None:
-    line = Line("run-2", base="checkpoint-5", floor=5)
-    assert line.continues("run-2", "checkpoint-7", 7)
-    assert line.continues("run-1", "checkpoint-5", 5)
-    assert not line.continues("run-1", "checkpoint-6", 6)
-    assert not line.continues("run-2", "checkpoint-4", 4)
-    assert Line.from_json(line.to_json()) == line
-    assert Line.from_json(None).floor == 0
+def test_a_history_tells_whether_a_journal_came_of_a_checkpoint() -> None:
+    history = History("run-2", base="checkpoint-5", floor=5)
+    assert history.continues("run-2", "checkpoint-7", 7)
+    assert history.continues("run-1", "checkpoint-5", 5)
+    assert not history.continues("run-1", "checkpoint-6", 6)
+    assert not history.continues("run-2", "checkpoint-4", 4)
+    assert History.from_json(history.to_json()) == history
+    assert History.from_json(None).floor == 0

@@ -56,7 +56,7 @@ def made(folder: Path) -> ReplayBuffer:
     )
 
 
-class Run:
+class GridWorldRun:
     """One life of the training process."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -199,4 +199,4 @@ def recovered(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    asyncio.run(Run(Path(sys.argv[1]), int(sys.argv[2])).work())
+    asyncio.run(GridWorldRun(Path(sys.argv[1]), int(sys.argv[2])).work())

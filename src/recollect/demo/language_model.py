@@ -59,7 +59,7 @@ def configuration(folder: Path) -> dict[str, Any]:
     }
 
 
-class Run:
+class LanguageModelRun:
     """One life of the training process."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -211,4 +211,4 @@ def recovered(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    asyncio.run(Run(Path(sys.argv[1]), int(sys.argv[2])).work())
+    asyncio.run(LanguageModelRun(Path(sys.argv[1]), int(sys.argv[2])).work())

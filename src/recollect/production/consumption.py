@@ -11,6 +11,7 @@ from collections import Counter
 
 from recollect.production.progress import Handed
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.expiry import enter
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 
@@ -27,7 +28,7 @@ class Consumption:
         core = self._buffer.core
         storage = core.storage
         with core.table.transaction():
-            core.enter()
+            enter(core)
             left = core.accounts[task].left
             gone = left["trained"] + left["taken"] - self._retaken[task]
             where = core.where(task, None, None)

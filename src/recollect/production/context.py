@@ -22,6 +22,7 @@ from recollect.production.room import ReservedRoom
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
+from recollect.rollouts.puts import put
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 
@@ -262,7 +263,7 @@ class Context:
     def put_at_once(self, group: Group) -> None:
         """Store a group where there is room for it; raises where there is none."""
         core = self.buffer.core
-        core.table.run(core.put(group, None).within(0))
+        core.table.run(put(core, group, None).within(0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):

@@ -26,8 +26,9 @@ from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved
 from recollect.production.save import FORMAT, KIND, Checkpoint, Checkpointed, in_thread
 from recollect.rollouts import rewind
-from recollect.rollouts.core import Core
-from recollect.rollouts.rewind import Line
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.history import History
+from recollect.table.member import member_of
 
 log = logging.getLogger("recollect.production")
 
@@ -140,7 +141,7 @@ class _Restoring:
             )
         self._step: int = snapshot.step
         self._state = state
-        self._core: Core = manager.buffer.core
+        self._core: RolloutCore = manager.buffer.core
         self._names: dict[str, str | None] = {}  # of tasks, then and now; None: gone
         self.has_buffer = False  # whether the buffer is at the checkpoint's weights
 
@@ -210,7 +211,9 @@ class _Restoring:
         in_place = core.table.journal is not None and self._continues()
         stored = sum(not entry.trained for entry in core.entries.values())
         if not in_place and has_buffer:
-            load_snapshot(self._snapshot.path, {core.table.name: core.member()}, progress=False)
+            load_snapshot(
+                self._snapshot.path, {core.table.name: member_of(core.table)}, progress=False
+            )
         elif not in_place and stored:
             raise SnapshotError(
                 f"{self._snapshot.path} was saved without the buffer, and {many(stored, 'group')} "
@@ -226,9 +229,9 @@ class _Restoring:
     def _continues(self) -> bool:
         """Whether the journal holds what came of this checkpoint, and nothing less."""
         saved = self._state["buffer"]
-        line = Line.from_json(saved["line"])
+        history = History.from_json(saved["line"])
         return (
-            self._core.line.continues(line.run, self._snapshot.manifest["id"], self._step)
+            self._core.history.continues(history.run, self._snapshot.manifest["id"], self._step)
             and self._core.table.effects.number >= saved["effects"]
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.space import reserve_all
 
 
 class ReservedRoom:
@@ -63,7 +64,7 @@ class ReservedRoom:
         me = asyncio.current_task()
         core = self._buffer.core
         try:
-            await core.table.run_async(core.space.reserve_all(1, self._task, None))
+            await core.table.run_async(reserve_all(core, 1, self._task, None))
         except Exception as error:
             self._fail(error)
             return

@@ -42,6 +42,7 @@ from recollect.rollouts.groups import finished
 from recollect.rollouts.rewind import Holding
 from recollect.storage.base import Chosen
 from recollect.storage.memory.storage import MemoryStorage
+from recollect.table.member import member_of
 
 T = TypeVar("T")
 
@@ -163,7 +164,7 @@ class CheckpointSaving:
     async def _save(self) -> None:
         manager, checkpoint = self._manager, self.checkpoint
         core = manager.buffer.core
-        members = {core.table.name: core.member()} if self._include_buffer else {}
+        members = {core.table.name: member_of(core.table)} if self._include_buffer else {}
         saving = SnapshotSaving(
             checkpoint.path, members, kind=KIND, step=checkpoint.step, **self._options
         )
@@ -257,7 +258,7 @@ class Moment:
                 include_buffer=include_buffer, consumed_less=holding.ahead
             ),
             "buffer": {
-                "line": core.line.to_json(),
+                "line": core.history.to_json(),
                 "effects": core.table.effects.number,
                 "trained": holding.trained,
             },

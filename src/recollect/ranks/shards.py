@@ -181,7 +181,7 @@ def member_of(target: Any) -> Member:
     from recollect.table.member import member_of as table_member
 
     if isinstance(target, RolloutBuffer):
-        return target.core.member()
+        return table_member(target.core.table)
     return StepsMember(target) if isinstance(target, ReplayBuffer) else table_member(target.core)
 
 

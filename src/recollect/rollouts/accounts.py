@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recollect.rollouts.encoding import Entry
+from recollect.rollouts.entries import GroupEntry
 from recollect.rollouts.staleness import lag
 
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
@@ -96,13 +96,13 @@ class Accounts:
 
     def report(
         self,
-        entries: list[Entry],
+        entries: list[GroupEntry],
         counts: dict[str, tuple[int, int, int]],
         now: float,
         train_step: int,
     ) -> dict[str, dict[str, Any]]:
         """All of it as plain data; `counts` has stored, leased and archived groups."""
-        by_task: dict[str, list[Entry]] = {}
+        by_task: dict[str, list[GroupEntry]] = {}
         for entry in entries:
             if entry.trained:
                 continue

@@ -6,16 +6,13 @@ if the groups had just been put, and so does the train step: the next `advance` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from recollect.errors import InvalidValue
+from recollect.rollouts.blobs import Blobs
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.own_state import restore_own
 
-if TYPE_CHECKING:
-    from recollect.rollouts.blobs import Blobs
-    from recollect.rollouts.core import Core
 
-
-class _Kept(dict[str, bytes]):
+class _KeptBlobs(dict[str, bytes]):
     """The blobs that a storage has kept; they are read when a group asks for them."""
 
     def __init__(self, blobs: Blobs) -> None:
@@ -33,15 +30,13 @@ class _Kept(dict[str, bytes]):
         return found
 
 
-def adopt(core: Core) -> None:
+def adopt(core: RolloutCore) -> None:
     """Know the groups that are in the storage from before."""
-    from recollect.rollouts.persistence import restore_own
-
     with core.table.transaction():
         if not len(core.storage):
             return
         own = {"train_step": core.train_step, "accounts": core.accounts.state()}
-        restore_own(core, own, _Kept(core.blobs))
+        restore_own(core, own, _KeptBlobs(core.blobs))
         for entry in core.entries.values():
             if not entry.trained:
                 core.accounts[entry.task].put += 1

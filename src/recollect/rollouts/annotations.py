@@ -1,43 +1,63 @@
-"""Annotations: cells that come after their rollout was stored, and the rows that they complete."""
+"""Annotations: cells that come after their rollout was stored, and the groups they complete.
+
+An annotation names the attempt, so what comes late never lands on another response.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
 from recollect.data.ragged import Ragged, ragged_from_cells
-from recollect.data.schema import Column, Rows, Schema, Stored, row_payload
+from recollect.data.schema import Rows, Schema, Stored, row_payload
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
 from recollect.rollouts.cell_columns import other_array, to_json
-from recollect.rollouts.encoding import ARRAYS, ROWS, fitted
-from recollect.rollouts.expiry import as_rows, judge_again
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.expiry import judge_again
+from recollect.rollouts.group_columns import (
+    ARRAYS,
+    NEVER_LATER,
+    PER_TOKEN,
+    array_column,
+    as_rows,
+    column_of,
+    fitted,
+)
 from recollect.rollouts.rollout import CODES, Status
+from recollect.rollouts.space import bytes_of, drop_archived, drop_stalest
 from recollect.rollouts.values import any_array, named
 from recollect.table.changes import add_column
 from recollect.table.effects import Amended, Updated
+from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
-if TYPE_CHECKING:
-    from recollect.rollouts.core import Core
-
 Keys = NDArray[np.uint64]
+Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 NO_VALUES, NO_ROWS = np.zeros(0, np.float32), np.zeros(1, np.int64)
-PLACES = {name: place for place, name in enumerate(ROWS) if ROWS[name].optional}
 OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills
-PER_TOKEN = ("logprobs", "loss_mask")  # columns that `arrays=` may name, beside other arrays
-# What a rollout and its group have, or have not, when it is put; `stamp` is a name of ours.
-NEVER_LATER = {*ROWS, "prompt_ids", "group_id", "task", "prompt", "ground_truth"}
-NEVER_LATER -= {"stamp", "reward", "rewards", *PER_TOKEN}
 
 
-class Filling:
-    """Cells that an annotation brings, one per rollout id."""
+def annotate(
+    core: RolloutCore, rollout_ids: Any, attempt: Any, reward: Any, rewards: Any, arrays: Any
+) -> Verb[Mask]:
+    """Fill cells of rollouts; says which were still there, in their attempt."""
+    annotation = Annotation(rollout_ids, attempt, reward, rewards, arrays)
+
+    def fill_cells() -> Mask | Blocked:
+        return fill(core, annotation)
+
+    return PlainVerb("annotate", fill_cells, core.table.gate.departures)
+
+
+class Annotation:
+    """New cells for rollouts, one of each kind per rollout id."""
 
     def __init__(
         self, rollout_ids: Any, attempt: Any, reward: Any, rewards: Any, arrays: Any
@@ -120,29 +140,12 @@ class Filling:
             raise InvalidValue("loss_mask: expected 0 or 1 per response token")
         return column
 
-    def also(
-        self, core: Core, places: Mapping[int, tuple[int, int]], sources: Sequence[int]
-    ) -> list[tuple[int, int, int]]:
-        """Segments of a rollout that was named once: a reward is for all of them."""
-        if self.arrays:
-            return []
-        others = []
-        named = set(places.values())
-        for place in sources:
-            key, row = places[place]
-            ids = core.stages.ids_of(key)
-            for other, rollout_id in enumerate(ids):
-                if other != row and rollout_id == ids[row] and (key, other) not in named:
-                    others.append((key, other, place))
-        return others
-
     def fit(self, schema: Schema) -> Schema:
         """Arrays in the dtype of their columns, and the schema that has those of new names too."""
         for name, cells in self.arrays.items():
             column = schema.columns.get(name)
             if column is None:
-                column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
-                schema = schema.with_column(name, column)
+                schema = schema.with_column(name, array_column(cells))
             else:
                 self.arrays[name] = fitted(name, cells, column)
         return schema
@@ -229,66 +232,80 @@ def _with_cells(column: Stored, where: Any, cells: Any) -> Stored:
     return column
 
 
-# -- storing them ----------------------------------------------------------------------------------
-def fill(core: Core, filling: Filling) -> Mask | Blocked:
+# -- storing them: under the lock -----------------------------------------------------------------
+def fill(core: RolloutCore, annotation: Annotation) -> Mask | Blocked:
     """Fill the cells of those rollouts that are still in their attempt; says which were."""
     table = core.table
-    places = _places(core, filling)
+    places = _places(core, annotation)
     keys = np.array(sorted({key for key, _ in places.values()}), np.uint64)
-    found = np.zeros(len(filling.ids), np.bool_)
+    found = np.zeros(len(annotation.ids), np.bool_)
     if not keys.size:
         return found
     assert table.schemas.rows is not None
-    schema = filling.fit(table.schemas.rows)
+    schema = annotation.fit(table.schemas.rows)
     batch = core.storage.get(keys, None).read(np.empty)
     starts = batch.info.row_offsets
-    item_of = {key: item for item, key in enumerate(keys.tolist())}
+    first_row = dict(zip(keys.tolist(), starts.tolist(), strict=False))
     attempts, statuses = batch.columns["attempt"], batch.columns["status"]
     rows, sources = [], []
     for place, (key, within) in places.items():
-        row = int(starts[item_of[key]]) + within
-        if attempts[row] == filling.attempts[place] and statuses[row] not in OVER:
+        row = first_row[key] + within
+        if attempts[row] == annotation.attempts[place] and statuses[row] not in OVER:
             rows.append(row)
             sources.append(place)
     if not rows:
         return found
     found[sources] = True
-    for other in filling.also(core, places, sources):  # other segments of the same rollout
-        rows.append(int(starts[item_of[other[0]]]) + other[1])
-        sources.append(other[2])
+    for key, within, place in _other_segments(core, annotation, places, sources):
+        rows.append(first_row[key] + within)
+        sources.append(place)
     names = list(schema.columns)
     before = _with_new(as_rows(batch), schema)
-    after = filling.filled(before, names, np.array(rows), sources)
+    after = annotation.filled(before, names, np.array(rows), sources)
     gained = row_payload(schema, after) - row_payload(schema, before)
     payload = np.add.reduceat(gained, starts[:-1])
     blocked = _make_room(core, keys, int(payload.sum()))
     if blocked is not None:
         return blocked
     for name in names[len(batch.columns) :]:  # now, because what does not land leaves no trace
-        column = schema.columns[name]
-        add_column(table, name, column)
-    core.space.forget_sizes()
+        add_column(table, name, schema.columns[name])
+    core.lease_sizes.clear()
     core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
     table.effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
     _complete(core, keys, names, after, starts)
-    if "loss_mask" in filling.arrays:
-        judge_again(core, keys, batch.info.task.tolist(), after, starts)
+    if "loss_mask" in annotation.arrays:
+        judge_again(core, keys, batch.info.task.tolist(), after.columns, starts[:-1])
     table.gate.arrivals.changed(keys.size)
     return found
 
 
-def _places(core: Core, filling: Filling) -> dict[int, tuple[int, int]]:
+def keys_by_rollout(core: RolloutCore) -> dict[str, int]:
+    """The key of the group that has a rollout, by rollout id; made when first asked for."""
+    if core.index.keys is not None:
+        return core.index.keys
+    keys = [key for key, entry in core.entries.items() if not entry.trained]
+    ids: list[str] = []
+    starts = [0]
+    if keys:  # read first: where that fails, the next call begins anew
+        batch = core.storage.get(np.array(keys, np.uint64), ["rollout_id"]).read(np.empty)
+        ids = batch.columns["rollout_id"].to_list()  # type: ignore[union-attr]
+        starts = batch.info.row_offsets.tolist()
+    return core.index.make(
+        (key, core.entries[key], ids[first:last])
+        for key, (first, last) in zip(keys, pairwise(starts), strict=True)
+    )
+
+
+def _places(core: RolloutCore, annotation: Annotation) -> dict[int, tuple[int, int]]:
     """By place among the ids: the key of the group, and the row in it; none for those gone."""
-    rows_of = core.stages.rows_of()
+    keys = keys_by_rollout(core)
     places: dict[int, tuple[int, int]] = {}
     seen: dict[str, int] = {}
-    for place, rollout_id in enumerate(filling.ids):
-        if rollout_id not in rows_of:
+    for place, rollout_id in enumerate(annotation.ids):
+        key = keys.get(rollout_id)
+        if key is None or core.entries[key].trained:  # the archive keeps what was trained on
             continue
-        key = rows_of[rollout_id]
-        if core.entries[key].trained:  # the archive keeps what was trained on
-            continue
-        ids = core.stages.ids_of(key)
+        ids = core.index.ids_of(key)
         start = seen.get(rollout_id, 0)  # an id that is named again means its next segment
         if rollout_id in ids[start:]:
             row = ids.index(rollout_id, start)
@@ -297,10 +314,34 @@ def _places(core: Core, filling: Filling) -> dict[int, tuple[int, int]]:
     return places
 
 
-def _make_room(core: Core, keys: Keys, payload: int) -> Blocked | None:
+def _other_segments(
+    core: RolloutCore,
+    annotation: Annotation,
+    places: Mapping[int, tuple[int, int]],
+    sources: Sequence[int],
+) -> list[tuple[int, int, int]]:
+    """Segments of rollouts that were named once: a reward is for all of them.
+
+    Returns the key, the row in the group, and the place of the rollout among the ids.
+    """
+    if annotation.arrays:
+        return []
+    others = []
+    named = set(places.values())
+    for place in sources:
+        key, row = places[place]
+        ids = core.index.ids_of(key)
+        for other, rollout_id in enumerate(ids):
+            if other != row and rollout_id == ids[row] and (key, other) not in named:
+                others.append((key, other, place))
+    return others
+
+
+def _make_room(core: RolloutCore, keys: Keys, payload: int) -> Blocked | None:
+    """Have room for so many bytes more in these groups, or say what must leave first."""
     if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
         return None
-    whole_groups = core.space.bytes_of(keys) + payload
+    whole_groups = bytes_of(core, keys) + payload
     if whole_groups > core.capacity_bytes:
         raise NeverPossible(
             f"annotate: {payload} bytes never fit a buffer of {core.capacity_bytes} bytes: "
@@ -308,8 +349,8 @@ def _make_room(core: Core, keys: Keys, payload: int) -> Blocked | None:
         )
     missing = core.nbytes + payload - core.capacity_bytes
     if core.overflow == "drop_stalest":
-        return core.space.drop_stalest(0, missing, keys)
-    _, missing = core.space.drop_archived(0, missing, keys)
+        return drop_stalest(core, 0, missing, keys)
+    _, missing = drop_archived(core, 0, missing, keys)
     if missing <= 0:
         return None
     needs = f"the buffer is full: {many(missing, 'byte')} must leave before cells are filled"
@@ -318,7 +359,7 @@ def _make_room(core: Core, keys: Keys, payload: int) -> Blocked | None:
     raise BufferFull(needs)
 
 
-def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any) -> None:
+def _complete(core: RolloutCore, keys: Keys, names: list[str], rows: Rows, starts: Ints) -> None:
     """Groups that have all cells now are ready, and nobody works on those cells any more."""
     assert rows.present is not None
     here: dict[str, Mask] = {}
@@ -327,7 +368,7 @@ def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any)
         entry = core.entries[key]
         for cell in entry.lacks:
             if cell not in here:
-                name = cell if cell in PLACES else ARRAYS + cell
+                name = column_of(cell)
                 here[cell] = np.zeros(keys.size, np.bool_)
                 if name in names:
                     flags = rows.present[names.index(name)]
@@ -335,7 +376,7 @@ def _complete(core: Core, keys: Keys, names: list[str], rows: Rows, starts: Any)
                         flags = np.ones(rows.count, np.bool_)
                     here[cell] = np.logical_and.reduceat(flags, starts[:-1])
             if here[cell][item]:
-                core.stages.settle(cell, key, entry.task)
+                core.queues.filled(cell, key, entry.task)
         entry.lacks = tuple(cell for cell in entry.lacks if not here[cell][item])
         if not any(cell in core.needs for cell in entry.lacks):
             ready.append(key)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +11,20 @@ from numpy.typing import NDArray
 from recollect.base.arguments import many
 from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
-from recollect.rollouts.core import Core
+from recollect.rollouts import claims, group_changes, lease_ends, space, takes
+from recollect.rollouts.annotations import annotate
+from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.events import KEPT, BlockingEvents
 from recollect.rollouts.expiry import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.immediate import ImmediateCalls
+from recollect.rollouts.puts import put, put_directly
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.staleness import Staleness
-from recollect.table.table import Table, WhereLike
-
-if TYPE_CHECKING:
-    from recollect.durability.snapshot.loader import Loaded
-    from recollect.durability.snapshot.saver import SavedSnapshot
+from recollect.table.table import WhereLike
 
 
-class BlockingBuffer:
+class BlockingBuffer(ImmediateCalls):
     """The same calls as `rc.RolloutBuffer`, which says what they do, for threads.
 
     >>> import recollect as rc
@@ -36,22 +34,16 @@ class BlockingBuffer:
     1
     """
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
+    def __init__(self, core: RolloutCore) -> None:
+        self._core = core
         self._run = core.table.run
 
     def put(self, group: Group, *, version: int | None = None) -> int | None:
-        key = self.core.put_directly(group, version)
-        return self._run(self.core.put(group, version)) if key is None else key
-
-    def reserve(self, n: int, task: str) -> int:
-        return self.core.space.reserve(n, task)
+        key = put_directly(self._core, group, version)
+        return self._run(put(self._core, group, version)) if key is None else key
 
     def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
-        return self._run(self.core.space.reserve_all(n, task, timeout))
-
-    def unreserve(self, n: int, task: str) -> int:
-        return self.core.space.unreserve(n, task)
+        return self._run(space.reserve_all(self._core, n, task, timeout))
 
     def take(
         self,
@@ -62,7 +54,7 @@ class BlockingBuffer:
         lease: float | bool | None = None,
         owner: str = "",
     ) -> Groups:
-        return self._run(self.core.taking.take(n, task, status, where, lease, owner))
+        return self._run(takes.take(self._core, n, task, status, where, lease, owner))
 
     def take_batch(
         self,
@@ -74,8 +66,8 @@ class BlockingBuffer:
         lease: float | bool | None = None,
         owner: str = "",
     ) -> TakenBatch:
-        taking = self.core.taking
-        return self._run(taking.take_batch(sizes, train_step, where, timeout, lease, owner))
+        verb = takes.take_batch(self._core, sizes, train_step, where, timeout, lease, owner)
+        return self._run(verb)
 
     def sample(
         self,
@@ -86,38 +78,31 @@ class BlockingBuffer:
         train_step: int | None = None,
         timeout: float | None = None,
     ) -> Groups:
-        return self._run(self.core.taking.sample(n, task, where, train_step, timeout))
+        return self._run(takes.sample(self._core, n, task, where, train_step, timeout))
 
     def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
-        return self._run(self.core.taking.update(keys, fields))
+        return self._run(group_changes.update(self._core, keys, fields))
 
     def discard(self, keys: Any, reason: str = "filtered") -> int:
-        return self._run(self.core.discard(keys, reason))
-
-    @property
-    def train_step(self) -> int:
-        return self.core.train_step
+        return self._run(group_changes.discard(self._core, keys, reason))
 
     def advance(self, train_step: int) -> dict[str, int]:
-        return self._run(advance(self.core, train_step))
-
-    def staleness(self, task: str) -> Staleness:
-        return self.core.rules[task]
+        return self._run(advance(self._core, train_step))
 
     def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
-        return self._run(self.core.taking.confirm(lease, train_step))
+        return self._run(lease_ends.confirm(self._core, lease, train_step))
 
     def give_back(self, lease: LeaseLike | int | None) -> int:
-        return self._run(self.core.taking.give_back(lease))
+        return self._run(lease_ends.give_back(self._core, lease))
 
     def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
-        return self._run(self.core.taking.renew(lease, seconds))
+        return self._run(lease_ends.renew(self._core, lease, seconds))
 
     def release(self, owner: str) -> int:
-        return self._run(self.core.taking.release(owner))
+        return self._run(lease_ends.release(self._core, owner))
 
     def trained_at(self, train_step: int) -> Groups:
-        return self._run(self.core.taking.trained_at(train_step))
+        return self._run(takes.trained_at(self._core, train_step))
 
     def claim(
         self,
@@ -128,7 +113,7 @@ class BlockingBuffer:
         task: str | None = None,
         timeout: float | None = None,
     ) -> Groups:
-        return self.core.stages.claim_blocking(n, lacks, lease, task, timeout)
+        return claims.claim_blocking(self._core, n, lacks, lease, task, timeout)
 
     def annotate(
         self,
@@ -139,73 +124,13 @@ class BlockingBuffer:
         rewards: Any = None,
         arrays: Mapping[str, Any] | None = None,
     ) -> NDArray[np.bool_]:
-        stages = self.core.stages
-        return self._run(stages.annotate(rollout_ids, attempt, reward, rewards, arrays))
-
-    def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
-        return self.core.taking.is_ready(sizes, where)
-
-    def count(
-        self,
-        task: str | None = None,
-        status: Status | str | None = None,
-        where: WhereLike = None,
-    ) -> int:
-        return self.core.count(task, status, where)
-
-    def counts(self) -> dict[tuple[str, Status], int]:
-        return self.core.counts()
-
-    def get(self, keys: Any) -> Groups:
-        return self.core.get(keys)
-
-    def find(self, group_id: str) -> int | None:
-        return self.core.find(group_id)
-
-    def __len__(self) -> int:
-        return len(self.core)
-
-    @property
-    def nbytes(self) -> int:
-        return self.core.nbytes
-
-    def accounts(self) -> dict[str, dict[str, Any]]:
-        return self.core.account()
-
-    def stats(self) -> dict[str, Any]:
-        return self.core.stats()
-
-    @property
-    def table(self) -> Table:
-        return self.core.face
+        return self._run(annotate(self._core, rollout_ids, attempt, reward, rewards, arrays))
 
     def events(self, *kinds: str, keep: int | None = KEPT) -> BlockingEvents:
-        return self.core.events.subscribe_blocking(kinds, keep)
-
-    def state(self) -> dict[str, Any]:
-        from recollect.rollouts import persistence
-
-        return persistence.state(self.core)
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        from recollect.rollouts import persistence
-
-        persistence.restore(self.core, saved)
-
-    def save(
-        self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
-    ) -> SavedSnapshot:
-        from recollect.rollouts import persistence
-
-        return persistence.save(self.core, path, files, **options)
-
-    def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
-        from recollect.rollouts import persistence
-
-        return persistence.load(self.core, path, **options)
+        return self._core.events.subscribe_blocking(kinds, keep)
 
     def __repr__(self) -> str:
-        if self.core.table.closed:
+        if self._core.table.closed:
             return "RolloutBuffer(closed).sync"
         here = ", ".join(
             f"{count} {task} {status.value}" for (task, status), count in self.counts().items()
@@ -214,21 +139,3 @@ class BlockingBuffer:
             f"RolloutBuffer({many(len(self), 'group')}{here and ': ' + here}; "
             f"{size(self.nbytes)}, train step {self.train_step}).sync"
         )
-
-    def _repr_html_(self) -> str:
-        from recollect.base.html import closed
-        from recollect.rollouts.buffer_html import of_rollouts
-        from recollect.table.table_html import some_items
-
-        core, table = self.core, self.core.table
-        if table.closed:
-            return closed("RolloutBuffer")
-        stats, counts, accounts = self.stats(), self.counts(), self.accounts()
-        with table.transaction():
-            step = core.train_step
-            versions = [entry.version for entry in core.entries.values() if not entry.trained]
-            info = some_items(table.storage)
-        return of_rollouts(stats, counts, accounts, step, versions, info)
-
-    def close(self) -> None:
-        self.core.close()

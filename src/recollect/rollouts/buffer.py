@@ -1,39 +1,39 @@
 """`RolloutBuffer`: groups of rollouts that wait to be trained on. The face for asyncio.
 
-Every call checks what it is given and makes a verb of it (`core.py`), which is tried under the
-lock of the buffer's table; where it cannot go ahead, the call sleeps until a change may let it.
-`buffer.sync` makes the same verbs and waits in a thread.
+Every call checks what it is given and makes a verb of it, which the core of the buffer's table
+tries under its lock; where it cannot go ahead, the call sleeps until a change may let it.
+`buffer.sync` makes the same verbs and waits in a thread; `immediate.py` has the calls that never
+wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
 from recollect.base.leases import Lease, LeaseLike
+from recollect.rollouts import claims, group_changes, lease_ends, space, takes
+from recollect.rollouts.annotations import annotate
 from recollect.rollouts.blocking import BlockingBuffer
-from recollect.rollouts.core import Core
+from recollect.rollouts.construction import new_core
 from recollect.rollouts.events import KEPT, AsyncEvents
 from recollect.rollouts.expiry import advance
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.immediate import ImmediateCalls
+from recollect.rollouts.puts import put, put_directly
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Storage
-from recollect.table.table import Table, WhereLike
-
-if TYPE_CHECKING:
-    from recollect.durability.snapshot.loader import Loaded
-    from recollect.durability.snapshot.saver import SavedSnapshot
+from recollect.table.table import WhereLike
 
 
-class RolloutBuffer:
+class RolloutBuffer(ImmediateCalls):
     """Groups of rollouts by task and status, from the generators to the trainer.
 
     Calls are coroutines; `buffer.sync` has the same ones, blocking, for threads. Those that say
@@ -91,7 +91,7 @@ class RolloutBuffer:
         name: str = "rollouts",
         clock: Clock | None = None,
     ) -> None:
-        self.core = Core(
+        self._core = new_core(
             order=StalestFirst() if order is None else order,
             staleness=Staleness() if staleness is None else staleness,
             capacity=capacity,
@@ -107,8 +107,8 @@ class RolloutBuffer:
             name=name,
             clock=clock,
         )
-        self.sync = BlockingBuffer(self.core)
-        self._run = self.core.table.run_async
+        self.sync = BlockingBuffer(self._core)
+        self._run = self._core.table.run_async
 
     # -- coming ---------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
@@ -118,18 +118,10 @@ class RolloutBuffer:
         that have none. A group that is too old already is retried or discarded as its staleness
         says. A `group_id` that is stored is replaced; one that is leased raises `InvalidValue`.
         """
-        key = self.core.put_directly(group, version)
+        key = put_directly(self._core, group, version)
         if key is not None:
             return key
-        return await self._run(self.core.put(group, version))
-
-    def reserve(self, n: int, task: str) -> int:
-        """Immediate: promise room for up to n groups of a task; returns for how many there is.
-
-        The next puts of that task use what is promised and never block. What is archived gives
-        way to them; where only bytes are short (`capacity_bytes`), the stalest group does.
-        """
-        return self.core.space.reserve(n, task)
+        return await self._run(put(self._core, group, version))
 
     async def reserve_all(self, n: int, task: str, *, timeout: float | None = None) -> int:
         """Wait until there is room for n groups of a task, then promise all of it; returns n.
@@ -137,11 +129,7 @@ class RolloutBuffer:
         A producer that awaits this before each generation never polls, and never begins what it
         could not store. A wait that times out or is cancelled has promised nothing.
         """
-        return await self._run(self.core.space.reserve_all(n, task, timeout))
-
-    def unreserve(self, n: int, task: str) -> int:
-        """Immediate: give promised room back, as for generations that were cancelled."""
-        return self.core.space.unreserve(n, task)
+        return await self._run(space.reserve_all(self._core, n, task, timeout))
 
     # -- going ----------------------------------------------------------------------------------
     async def take(
@@ -157,7 +145,7 @@ class RolloutBuffer:
 
         `lease` is a number of seconds, or True for a lease without a deadline.
         """
-        return await self._run(self.core.taking.take(n, task, status, where, lease, owner))
+        return await self._run(takes.take(self._core, n, task, status, where, lease, owner))
 
     async def take_batch(
         self,
@@ -174,7 +162,7 @@ class RolloutBuffer:
         `train_step` advances to that step first. `lease` is a number of seconds, or True for a
         lease without a deadline; None removes the groups at once.
         """
-        verb = self.core.taking.take_batch(sizes, train_step, where, timeout, lease, owner)
+        verb = takes.take_batch(self._core, sizes, train_step, where, timeout, lease, owner)
         return await self._run(verb)
 
     async def sample(
@@ -190,57 +178,48 @@ class RolloutBuffer:
 
         The groups of a batch are distinct. `.info` has their probabilities and importance weights.
         """
-        return await self._run(self.core.taking.sample(n, task, where, train_step, timeout))
+        return await self._run(takes.sample(self._core, n, task, where, train_step, timeout))
 
     async def update(self, keys: Any, **fields: Any) -> NDArray[np.bool_]:
         """Change the priority, or tags, of groups; returns a mask: which keys were there."""
-        return await self._run(self.core.taking.update(keys, fields))
+        return await self._run(group_changes.update(self._core, keys, fields))
 
     async def discard(self, keys: Any, reason: str = "filtered") -> int:
         """Remove groups by key, with a reason for `events`; returns how many went.
 
         Leased groups stay: they belong to whoever holds the lease.
         """
-        return await self._run(self.core.discard(keys, reason))
+        return await self._run(group_changes.discard(self._core, keys, reason))
 
     # -- time -----------------------------------------------------------------------------------
-    @property
-    def train_step(self) -> int:
-        """The train step that staleness is judged at; 1 before the first `advance`."""
-        return self.core.train_step
-
     async def advance(self, train_step: int) -> dict[str, int]:
         """The trainer is at this step now: expire what is too old for it.
 
         Returns how many groups newly expired, by task. Costs what expires, not what is stored. A
         step that is not ahead of the buffer's changes nothing.
         """
-        return await self._run(advance(self.core, train_step))
-
-    def staleness(self, task: str) -> Staleness:
-        """Immediate: the rule of a task."""
-        return self.core.rules[task]
+        return await self._run(advance(self._core, train_step))
 
     # -- leases ---------------------------------------------------------------------------------
     async def confirm(self, lease: LeaseLike | int | None, train_step: int | None = None) -> int:
         """The leased groups are trained: they leave, or are archived; returns how many."""
-        return await self._run(self.core.taking.confirm(lease, train_step))
+        return await self._run(lease_ends.confirm(self._core, lease, train_step))
 
     async def give_back(self, lease: LeaseLike | int | None) -> int:
         """Bring the leased groups back, in their old order and marked redelivered."""
-        return await self._run(self.core.taking.give_back(lease))
+        return await self._run(lease_ends.give_back(self._core, lease))
 
     async def renew(self, lease: LeaseLike | int | None, seconds: float) -> Lease:
         """Hold a lease for so many seconds from now."""
-        return await self._run(self.core.taking.renew(lease, seconds))
+        return await self._run(lease_ends.renew(self._core, lease, seconds))
 
     async def release(self, owner: str) -> int:
         """Give back every lease of an owner, such as a trainer that died; returns how many."""
-        return await self._run(self.core.taking.release(owner))
+        return await self._run(lease_ends.release(self._core, owner))
 
     async def trained_at(self, train_step: int) -> Groups:
         """The archived groups that a train step trained on (`archive=True`)."""
-        return await self._run(self.core.taking.trained_at(train_step))
+        return await self._run(takes.trained_at(self._core, train_step))
 
     # -- stages ---------------------------------------------------------------------------------
     async def claim(
@@ -257,7 +236,7 @@ class RolloutBuffer:
         They stay where they are; until the lease ends nobody else claims them for that cell.
         `.lease` is the claim: annotating the groups ends it, `give_back` and `renew` work too.
         """
-        return await self.core.stages.claim(n, lacks, lease, task, timeout)
+        return await claims.claim(self._core, n, lacks, lease, task, timeout)
 
     async def annotate(
         self,
@@ -273,57 +252,8 @@ class RolloutBuffer:
         Returns a mask that is false where the group has gone, or the rollout was retried since
         `attempt`. A group whose cells are complete becomes ready.
         """
-        verb = self.core.stages.annotate(rollout_ids, attempt, reward, rewards, arrays)
+        verb = annotate(self._core, rollout_ids, attempt, reward, rewards, arrays)
         return await self._run(verb)
-
-    # -- looking --------------------------------------------------------------------------------
-    def is_ready(self, sizes: Mapping[str, int], where: WhereLike = None) -> bool:
-        """Immediate: whether `take_batch` of these sizes would go ahead now."""
-        return self.core.taking.is_ready(sizes, where)
-
-    def count(
-        self,
-        task: str | None = None,
-        status: Status | str | None = None,
-        where: WhereLike = None,
-    ) -> int:
-        """Immediate: how many groups are stored and not leased, by task, status and query."""
-        return self.core.count(task, status, where)
-
-    def counts(self) -> dict[tuple[str, Status], int]:
-        """Immediate: the same for every task and status that has any."""
-        return self.core.counts()
-
-    def get(self, keys: Any) -> Groups:
-        """Immediate: read groups by key without touching them; raises `UnknownKey`."""
-        return self.core.get(keys)
-
-    def find(self, group_id: str) -> int | None:
-        """Immediate: the key of a stored group, None where it is not there."""
-        return self.core.find(group_id)
-
-    def __len__(self) -> int:
-        """Groups stored, leased ones included."""
-        return len(self.core)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of payload, each blob counted once."""
-        return self.core.nbytes
-
-    def accounts(self) -> dict[str, dict[str, Any]]:
-        """Immediate: per task what was put, taken, expired, retried, dropped and why, what is
-        stored and leased, quantiles of age and lag, and whether the task starves."""
-        return self.core.account()
-
-    def stats(self) -> dict[str, Any]:
-        """Immediate: numbers about the whole buffer."""
-        return self.core.stats()
-
-    @property
-    def table(self) -> Table:
-        """The table that holds the groups, for stores and for those who follow its effects."""
-        return self.core.face
 
     # -- what leaves ----------------------------------------------------------------------------
     def events(self, *kinds: str, keep: int | None = KEPT) -> AsyncEvents:
@@ -337,50 +267,7 @@ class RolloutBuffer:
         their group; older ones let go of it (`event.has_group`), and say still what happened to
         which group and why. None keeps them all, 0 none.
         """
-        return self.core.events.subscribe(kinds, keep)
-
-    # -- saving ---------------------------------------------------------------------------------
-    def state(self) -> dict[str, Any]:
-        """Immediate: everything that decides what later calls return, as plain data and arrays.
-
-        Leases, claims and reserved room count as given back.
-        """
-        from recollect.rollouts import persistence
-
-        return persistence.state(self.core)
-
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Immediate: put back what `state` returned; the buffer must be empty."""
-        from recollect.rollouts import persistence
-
-        persistence.restore(self.core, saved)
-
-    def save(
-        self, path: str | PathLike[str], *, files: Mapping[str, Any] | None = None, **options: Any
-    ) -> SavedSnapshot:
-        """Immediate: write a snapshot to a folder, all of it or nothing.
-
-        Takes the options of `Store.save`, and like it writes only what changed since the last one.
-        """
-        from recollect.rollouts import persistence
-
-        return persistence.save(self.core, path, files, **options)
-
-    def load(self, path: str | PathLike[str], **options: Any) -> Loaded:
-        """Immediate: put a snapshot into this buffer, which must be empty.
-
-        Takes the options of `Store.load`.
-        """
-        from recollect.rollouts import persistence
-
-        return persistence.load(self.core, path, **options)
-
-    def close(self) -> None:
-        """End the buffer: every waiter, and every later call, raises `TableClosed`."""
-        self.core.close()
+        return self._core.events.subscribe(kinds, keep)
 
     def __repr__(self) -> str:
         return repr(self.sync).removesuffix(".sync")
-
-    def _repr_html_(self) -> str:
-        return self.sync._repr_html_()

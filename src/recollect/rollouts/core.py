@@ -1,164 +1,131 @@
-"""What a rollout buffer keeps, and its verbs: each is tried under the lock and never waits.
+"""`RolloutCore`: what a rollout buffer keeps beside its table, and how groups leave it.
 
 Groups are the items of one table. Beside it there are only small things: which key a group id
-has, promised room, blobs, accounts, and who wants to know of events. The table's lock guards
-all of it. `buffer.py` and `blocking.py` are the two faces that run the verbs.
+has, promised room, blobs, accounts, who lacks a cell, and who wants to know of events. The
+table's lock guards all of it.
+
+Verbs take a core: `puts.py`, `takes.py`, `claims.py`, `annotations.py`, `space.py`, `expiry.py`,
+`rewind.py` and `train_groups.py`. `construction.py` makes a core, and `buffer.py` and
+`blocking.py` are the two faces that run the verbs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import flag, keys_of, names, text, whole
-from recollect.base.clock import Clock
 from recollect.base.leases import Lease
-from recollect.data.ragged import Ragged
-from recollect.data.schema import Column, Rows
-from recollect.errors import InvalidValue, shown
-from recollect.kernels import load as kernels
+from recollect.data.schema import Column
 from recollect.rollouts.accounts import Accounts
-from recollect.rollouts.adoption import adopt
 from recollect.rollouts.blobs import Blobs
-from recollect.rollouts.encoding import (
-    ARRAYS,
-    ROWS,
-    SHARED,
-    Encoded,
-    Entry,
-    encode,
-    fitted,
-    rows_in,
-    tally,
-)
-from recollect.rollouts.events import KIND_OF, Event, Events, Left, events_of
-from recollect.rollouts.expiry import expire_due, stale_rows, verdict, without_stale
+from recollect.rollouts.cell_queues import CellQueues
+from recollect.rollouts.entries import GroupEntry, tally
+from recollect.rollouts.events import KIND_OF, Event, Events, PastGroups, events_of
 from recollect.rollouts.group import Group
+from recollect.rollouts.group_columns import ROWS
 from recollect.rollouts.groups import Groups, finished
-from recollect.rollouts.rewind import Line
-from recollect.rollouts.rollout import Status, as_status
-from recollect.rollouts.short_put import Direct, Known
-from recollect.rollouts.space import Space
-from recollect.rollouts.stages import Stages, check_cell
-from recollect.rollouts.staleness import FIRST_STEP, Rules
-from recollect.rollouts.takes import Taking
-from recollect.rules.query import as_query, field
-from recollect.rules.selectors import Selector, StalestFirst
+from recollect.rollouts.history import History
+from recollect.rollouts.rollout import Status
+from recollect.rollouts.rollout_index import RolloutIndex
+from recollect.rollouts.short_put import ShortPut
+from recollect.rollouts.staleness import FIRST_STEP, StalenessRules
+from recollect.rules.query import FieldType, as_query, field
 from recollect.storage.base import Chosen, Storage, Where
-from recollect.storage.fields import parse_tags
 from recollect.storage.memory.chosen import MemoryChosen
-from recollect.table.changes import add_column
-from recollect.table.checks import check_versions
-from recollect.table.inserts import Insert
-from recollect.table.runner import PlainVerb, Verb
-from recollect.table.table import LARGEST_CAPACITY, Table, WhereLike
-from recollect.table.waiting import Blocked
-
-if TYPE_CHECKING:
-    from recollect.rollouts.persistence import RolloutMember
-
-if TYPE_CHECKING:
-    from recollect.rollouts.journaled import JournaledRollouts
+from recollect.table.table import Table, WhereLike
 
 Keys = NDArray[np.uint64]
 
-OVERFLOW = ("block", "drop_stalest", "drop_newest", "raise")
-OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
-STALEST_FIRST = StalestFirst()  # who leaves a full buffer
 NO_KEYS = np.zeros(0, np.uint64)
-NO_FLAGS = (None,) * len(ROWS)
-LARGEST_VERSION = (1 << 31) - 1
 
 
-class Core:
-    """The state of a buffer. Calls without a verb are immediate and take the lock themselves."""
+class BufferRecorder(Protocol):
+    """The journal of a buffer, as the verbs know it. Called under the lock."""
+
+    def note(self) -> None:
+        """Something changed that no effect tells of: the state is to be written again."""
+        ...
+
+    def blobs(self, new: Mapping[str, bytes]) -> None:
+        """A group brought blobs that were not there."""
+        ...
+
+    def sampled(self, keys: Keys) -> None:
+        """Groups were drawn, and stay."""
+        ...
+
+
+class ChosenGroups(NamedTuple):
+    """Groups that a verb chose under the lock, to be read without it."""
+
+    chosen: Chosen
+    step: int  # the train step that they are for
+    blobs: Mapping[str, bytes]
+    lease: Lease | None = None
+
+
+class RolloutCore:
+    """The state of a buffer. Its methods expect the lock, those that say so excepted."""
 
     def __init__(
         self,
+        face: Table,
+        rules: StalenessRules,
         *,
-        order: Selector,
-        staleness: Any,
         capacity: int | None,
         capacity_bytes: int | None,
-        max_uses: int,
         overflow: str,
-        needs: Any,
-        tags: Mapping[str, Any] | None,
+        needs: Sequence[str],
+        tags: Mapping[str, FieldType],
         archive: bool,
-        storage: Storage | None,
-        seed: int | None,
-        journal: Any,
-        name: str,
-        clock: Clock | None,
     ) -> None:
-        self.rules = Rules(staleness)
-        self.capacity = None if capacity is None else whole("capacity", capacity, 1)
-        self.capacity_bytes = None
-        if capacity_bytes is not None:
-            self.capacity_bytes = whole("capacity_bytes", capacity_bytes, 1)
-        if overflow not in OVERFLOW:
-            raise InvalidValue(
-                f"overflow: expected one of {', '.join(map(repr, OVERFLOW))}, got {shown(overflow)}"
-            )
-        self.overflow = overflow
-        self.needs = names("needs", needs)
-        for need in self.needs:
-            check_cell("needs", need)
-        self.archive = flag("archive", archive)
-        self.tags = parse_tags(tags)
-        for tag in OWN_TAGS:
-            if tag in self.tags:
-                raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
-        self.face = Table(
-            name,
-            capacity=LARGEST_CAPACITY if self.capacity is None else self.capacity,
-            sampler=order,
-            remover=STALEST_FIRST,
-            max_times_sampled=whole("max_uses", max_uses, 0),
-            signature={**ROWS, **SHARED},
-            tags={**self.tags, **OWN_TAGS},
-            partition_by=("task", "status", "ready"),
-            storage=storage,
-            seed=seed,
-            clock=clock,
-        )
-        self.table = self.face.core
-        self.table.owner = self  # a store that holds the table saves the rest with it
-        kernels.load_tokens()
-        self.recorder: JournaledRollouts | None = None
-        self._train_step = FIRST_STEP
-        self._none_due = False  # whether nothing can have come due since expiry looked last
-        self.entries: dict[int, Entry] = {}
-        self.by_id: dict[str, int] = {}
-        self.blobs = Blobs(None if self.table.shared is None else self.table.shared.blobs)
-        self.accounts = Accounts()
-        self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
-        self.steps_of: dict[int, int] = {}  # the train step that a leased batch is for
-        self.keeping = False  # whether trained groups stay until `rewinding.forget_trained`
-        self.archived = self.archive  # whether there may be trained groups: rows do not say it
-        self.unkept = 0  # the last step whose trained groups did not stay
-        self.line = Line.new()
+        self.face = face  # the public table
+        self.table = face.core
+        self.rules = rules
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self.overflow = overflow  # what a put into a full buffer does
+        self.needs = needs  # cells that a group must have before it is ready
+        self.tags = tags
+        self.archive = archive  # whether trained groups stay for good
+        self.short_put = ShortPut(self.table.storage)
         self.events = Events(self.table.transaction)
-        self.space = Space(self)
-        self.stages = Stages(self)
-        self.taking = Taking(self)
-        self.direct = Direct(self.storage)
+        self.blobs = Blobs(None if self.table.shared is None else self.table.shared.blobs)
+        self.recorder: BufferRecorder | None = None
+        self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
+        self.keeps_trained = False  # whether trained groups stay until `rewind.forget_trained`
+        self.ever_archived = archive  # whether there may be trained groups: rows do not say it
+        self.unkept = 0  # the last step whose trained groups did not stay
         self._names = (self.table.schemas.rows, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
-        self._per_item: dict[int, NDArray[np.int32]] = {}
-        adopt(self)
-        if journal is not None:
-            from recollect.rollouts.journaled import open_journal
+        self._train_step = FIRST_STEP
+        self.nothing_due = False  # whether expiry has looked since something may have come due
+        self.entries: dict[int, GroupEntry] = {}  # by key
+        self.by_id: dict[str, int] = {}  # the key of each group id
+        self.lease_steps: dict[int, int] = {}  # the train step that a leased batch is for
+        self.promised: dict[str, int] = {}  # groups that producers have reserved room for, by task
+        self.lease_sizes: dict[int, tuple[int, set[str]]] = {}  # payload and blobs, once asked
+        self.history = History.new()
+        self.accounts = Accounts()
+        self.queues = CellQueues(needs)
+        self.index = RolloutIndex()
 
-            open_journal(self, journal)
-
-    def journaled(self) -> JournaledRollouts:
-        from recollect.rollouts.journaled import JournaledRollouts
-
-        return JournaledRollouts(self)
+    def reset(self) -> None:
+        """Empty everything that the buffer keeps beside its table."""
+        self.train_step = FIRST_STEP
+        self.entries.clear()
+        self.by_id.clear()
+        self.lease_steps.clear()
+        self.promised.clear()
+        self.lease_sizes.clear()
+        self.blobs.clear()
+        self.history = History.new()
+        self.accounts = Accounts()
+        self.queues = CellQueues(self.needs)
+        self.index = RolloutIndex()
 
     @property
     def train_step(self) -> int:
@@ -168,7 +135,7 @@ class Core:
     @train_step.setter
     def train_step(self, step: int) -> None:
         self._train_step = step
-        self._none_due = False
+        self.nothing_due = False
         self.changed()
 
     def changed(self) -> None:
@@ -178,6 +145,7 @@ class Core:
 
     @property
     def storage(self) -> Storage:
+        """Where the groups are."""
         return self.table.storage
 
     @property
@@ -187,252 +155,25 @@ class Core:
         assert schema is not None
         return schema.columns
 
-    # -- putting ----------------------------------------------------------------------------------
-    def put_directly(self, group: Group, version: int | None) -> int | None:
-        """Put a group of the common layout where that is simple; None where `put` must do it.
-
-        It is simple where nobody follows, nothing is stale or replaced, and there is room, or the
-        stalest group leaves for it and nobody asks who left.
-        """
-        table = self.table
-        if (
-            self.capacity_bytes is not None
-            or table.effects.followers
-            or not isinstance(group, Group)
-        ):
-            return None
-        if version is not None:
-            version = whole("version", version, 0, LARGEST_VERSION)
-        known = self.direct.look(group, version, self.rules[group.task], self.tags)
-        if known is None:
-            return None
-        if table.rules.ages:
-            check_versions(known.fields, 1)
-        with table.transaction():
-            table.enter()
-            return self._store_direct(known)
-
-    def put(self, group: Group, version: int | None) -> PlainVerb[int | None]:
-        if not isinstance(group, Group):
-            raise InvalidValue(
-                f"put: expected an rc.Group, got {shown(group)}; rc.Group([...], task=...) makes "
-                "one of rollouts, rc.Groups.from_dicts some of dicts"
-            )
-        if version is not None:
-            version = whole("version", version, 0, LARGEST_VERSION)
-        rule = self.rules[group.task]
-        encoded = encode(group, version, rule, self.tags)
-        if self.table.rules.ages and encoded.status is Status.COMPLETED:
-            check_versions(encoded.fields, 1)
-
-        def attempt() -> int | Blocked | None:
-            key: int | Blocked | None
-            self._check_not_leased(group)
-            if self.space.is_tight():
-                expire_due(self)  # what came back too old when its lease lapsed makes room
-            if encoded.expires > self.train_step:
-                key = self._store(group, encoded)
-            else:
-                key = self._store_stale(group, version, encoded)
-            if self.space.promised and not isinstance(key, Blocked):
-                self.space.unreserve(1, group.task)
-            return key
-
-        return PlainVerb("put", attempt, self.table.gate.departures)
-
-    def _store_direct(self, known: Known) -> int | None:
-        table, entry, promised = self.table, known.entry, self.space.promised
-        task = entry.task
-        if (
-            table.effects.followers
-            or known.expires <= self._train_step
-            or entry.group_id in self.by_id
-        ):
-            return None
-        if self.capacity is not None:
-            storage = table.storage
-            promises = sum(promised.values()) if promised else 0
-            free = self.capacity - len(storage)
-            if free <= promises:
-                self._expire_overdue()
-                free = self.capacity - len(storage)
-            if free <= 0:
-                if free < 0 or not self._drops_simply(storage):
-                    return None
-                self._overflowed(self.direct.evict(STALEST_FIRST))
-            elif promises - (task in promised) >= free and self.overflow != "drop_stalest":
-                return None  # what is free is promised to others
-        lacks = self.stages.lacking(known.columns, NO_FLAGS, {}) if self.stages._queues else ()
-        known.fields["ready"] = not lacks or not any(need in lacks for need in self.needs)
-        entry.put_at = table.clock.time()
-        key = self.direct.store(known, entry.put_at)
-        if key is None:
-            return None
-        self.entries[key] = entry
-        self.by_id[entry.group_id] = key
-        self.stages.stored(key, entry, known.ids)
-        self.accounts[task].put += 1
-        if lacks:
-            self.stages.came(key, entry, lacks)
-        table.came(1)
-        if promised:
-            self.space.unreserve(1, task)
-        return key
-
-    def _expire_overdue(self) -> None:
-        """Expire what came back too old when its lease lapsed, if a lease ended since last time."""
-        if not self._none_due:
-            expire_due(self)
-            self._none_due = True
-
-    def _overflowed(self, key: int) -> None:
-        """The same as `gone`, for one group of which nobody wants to know."""
-        entry = self.entries.pop(key)
-        known = self.by_id.pop(entry.group_id, key)
-        if known != key:
-            self.by_id[entry.group_id] = known  # put again since: that one stays
-        self.stages.left((key,), (entry,))
-        if entry.blobs:
-            self.blobs.remove(entry.blobs)
-        self.accounts[entry.task].left["overflow"] += 1
-        self.table.left(1, "overflow", None)
-
-    def _drops_simply(self, storage: Storage) -> bool:
-        """Whether a full buffer makes room by letting its stalest group go, and no more."""
-        return (
-            self.overflow == "drop_stalest"
-            and self.table.rules.remover is STALEST_FIRST
-            and not storage.hidden
-            and not self.events.wants("discarded")
-            and not (
-                self.direct.ever_archived()
-                and storage.available(self.where(None, Status.ARCHIVED, None))[0]
-            )
-        )
-
-    def _check_not_leased(self, group: Group) -> None:
-        stored = self.by_id.get(group.group_id)
-        if stored is not None and not self._visible(stored):
-            raise InvalidValue(
-                f"group {group.group_id!r} is leased and cannot be replaced; confirm the lease or "
-                "give it back first"
-            )
-
-    def _store_stale(
-        self, group: Group, version: int | None, encoded: Encoded
-    ) -> int | Blocked | None:
-        """A group is too old when it comes: store what its retry needs, or discard it."""
-        rule, account = self.rules[group.task], self.accounts[group.task]
-        stale = stale_rows(encoded.columns, encoded.present, rule, self.train_step)
-        attempt = max(r.attempt for r, old in zip(group, stale, strict=True) if old)
-        reason = verdict(rule, attempt)
-        key: int | Blocked | None = None
-        if reason is not None:
-            self.refuse(group, reason)
-        else:
-            key = self._store(group, encode(without_stale(group, stale), version, rule, self.tags))
-            if key is None or isinstance(key, Blocked):  # for want of room, and nothing else
-                return key
-            account.retried += 1
-            if self.events.wants("retried"):
-                told = Event("retried", "expired", key, group.task, group.group_id, [group], 0)
-                self.events.tell("retried", [told])
-        if not any(rollout.status is Status.EXPIRED for rollout in group):
-            self.accounts.expired(group.task, 1)
-        return key
-
-    def refuse(self, group: Group, reason: str) -> None:
-        """A group is discarded before it is stored."""
-        account = self.accounts[group.task]
-        account.put += 1
-        account.left[reason] += 1
-        self.changed()
-        kind = KIND_OF.get(reason, "discarded")
-        if self.events.wants(kind):
-            self.events.tell(
-                kind, [Event(kind, reason, None, group.task, group.group_id, [group], 0)]
-            )
-
-    def _store(self, group: Group, encoded: Encoded) -> int | Blocked | None:
-        table, task = self.table, group.task
-        replaced = self.by_id.get(group.group_id)
-        if encoded.arrays:
-            self._fit_arrays(encoded)
-        rows = rows_in(encoded, self.column_names())
-        shared = Rows(1, encoded.shared, encoded.shared_present)
-        if self.capacity is not None or self.capacity_bytes is not None:
-            full = self.space.make(group, encoded, rows, shared, replaced)
-            if full is not None:
-                return full if isinstance(full, Blocked) else None
-        if self._add_columns(encoded):  # now, because what waits or is refused leaves no trace
-            rows = rows_in(encoded, self.column_names())
-        if replaced is not None:
-            self.remove(np.array([replaced], np.uint64), "replaced")
-        lacks = self.stages.lacking(encoded.columns, encoded.present, encoded.arrays)
-        key = self.insert(encoded, rows, not any(need in lacks for need in self.needs))
-        entry = encoded.entry
-        entry.put_at = table.clock.time()
-        self.entries[key] = entry
-        self.by_id[group.group_id] = key
-        entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
-        self.archived = self.archived or entry.trained
-        self.stages.stored(key, entry, encoded.ids)
-        if encoded.blobs:
-            if self.recorder is not None:
-                new = {n: blob for n, blob in encoded.blobs.items() if n not in self.blobs}
-                self.recorder.blobs(new)
-            self.blobs.add(encoded.blobs)
-        self.accounts[task].put += 1
-        if encoded.status is Status.COMPLETED:
-            self.stages.came(key, entry, lacks)
-        elif entry.trained:
-            self.accounts[task].left["archived"] += 1
-        return key
-
-    def insert(self, encoded: Encoded, rows: Rows, ready: bool) -> int:
-        """Store what was encoded, for which there is room; returns its key."""
-        table = self.table
-        if self.capacity is not None and len(self.storage) >= self.capacity:
-            self.space.exceed()
-        encoded.fields["ready"] = ready
-        per_item = self._per_item.get(encoded.count)
-        if per_item is None:
-            per_item = self._per_item[encoded.count] = np.array([encoded.count], np.int32)
-        shared = Rows(1, encoded.shared, encoded.shared_present)
-        inserted = Insert(
-            rows, shared, per_item, 1, None, encoded.fields, 0.0, -1.0,
-            {}, None, table.schemas.rows, table.schemas.shared, None, core=table,
-        ).attempt()  # fmt: skip
-        assert not isinstance(inserted, Blocked)
-        return int(inserted[0])
-
     def column_names(self) -> list[str]:
+        """Their names, in order."""
         schema = self.table.schemas.rows
         if self._names[0] is not schema:
             assert schema is not None
             self._names = (schema, list(schema.columns))
         return self._names[1]
 
-    def _fit_arrays(self, encoded: Encoded) -> None:
-        """What comes in another dtype of its column's kind is converted, or refused."""
-        columns = self.columns
-        for name, (cells, present) in encoded.arrays.items():
-            assert isinstance(cells, Ragged)
-            column = columns.get(ARRAYS + name)
-            if column is None:
-                column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
-            encoded.arrays[name] = (fitted(name, cells, column), present)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of payload, each blob counted once. Takes the lock."""
+        with self.table.transaction():
+            return self.storage.nbytes + self.blobs.nbytes
 
-    def _add_columns(self, encoded: Encoded) -> bool:
-        """Have a column for each array; whether one was new."""
-        columns = self.columns if encoded.arrays else {}
-        new = [name for name in encoded.arrays if ARRAYS + name not in columns]
-        for name in new:
-            cells = encoded.arrays[name][0]
-            assert isinstance(cells, Ragged)
-            column = Column(cells.dtype, cells.inner_shape, ragged=True, optional=True)
-            add_column(self.table, ARRAYS + name, column)
-        return bool(new)
+    def close(self) -> None:
+        """End the buffer. Takes the lock."""
+        with self.table.transaction():
+            self.events.close()
+        self.table.close()  # without the lock: it may be that of a connection, which ends now
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
@@ -453,7 +194,7 @@ class Core:
         chosen: Chosen,
         reason: str,
         keys: list[int],
-        entries: list[Entry],
+        entries: list[GroupEntry],
         counts: Mapping[str, int],
     ) -> None:
         """The same, for groups whose entries are out already, and counted by task."""
@@ -462,63 +203,78 @@ class Core:
         if known != keys:  # a group was put again since: that one stays
             stay = zip(names, known, keys, strict=True)
             self.by_id.update((name, now) for name, now, key in stay if now != key)
-        self.stages.left(keys, entries)
+        self.unfollow(keys, entries)
         self._count_and_tell(chosen, entries, counts, reason)
         if self.blobs:
             for entry in entries:
                 self.blobs.remove(entry.blobs)
         self.table.left(chosen.count, reason, chosen)
 
-    def _count_and_tell(
-        self, chosen: Chosen, entries: list[Entry], counts: Mapping[str, int], reason: str
-    ) -> None:
-        """Once for each group: what is in the archive was told of when it was confirmed."""
-        kind = KIND_OF.get(reason, "discarded")
-        if self.archived:
-            counts = tally([entry for entry in entries if not entry.trained])
-        for task, count in counts.items():
-            self.accounts[task].left[reason] += count
-        if self.events.wants(kind):
-            left = Left(chosen, self.blobs_of(entries))
-            told = events_of(kind, reason, chosen.keys, entries, left)
-            news = [event for event, e in zip(told, entries, strict=True) if not e.trained]
-            if news:
-                self.events.tell(kind, news)
+    def overflowed(self, key: int) -> None:
+        """The same as `gone`, for one group that made room and of which nobody wants to know."""
+        entry = self.entries.pop(key)
+        known = self.by_id.pop(entry.group_id, key)
+        if known != key:
+            self.by_id[entry.group_id] = known  # put again since: that one stays
+        self.unfollow((key,), (entry,))
+        if entry.blobs:
+            self.blobs.remove(entry.blobs)
+        self.accounts[entry.task].left["overflow"] += 1
+        self.table.left(1, "overflow", None)
+
+    def unfollow(self, keys: Sequence[int], entries: Sequence[GroupEntry]) -> None:
+        """Nobody fills the cells of these groups any more."""
+        if self.queues.in_use or self.index.keys is not None:
+            for key, entry in zip(keys, entries, strict=True):
+                self.queues.went(key, entry)
+                self.index.forget(key)
 
     def leave_account(self, keys: Keys, reason: str) -> None:
         """Groups are done with, and stay for those who look back."""
-        entries = [self.entries[key] for key in keys.tolist()]
-        for key, entry in zip(keys.tolist(), entries, strict=True):
-            self.stages.went(key, entry)
-            self.stages.forget(key)
+        entries = self.entries_of(keys)
+        self.unfollow(keys.tolist(), entries)
         self._count_and_tell(self.storage.get(keys, None), entries, tally(entries), reason)
         for entry in entries:
             entry.trained = True
 
-    def blobs_of(self, entries: Sequence[Entry]) -> dict[str, bytes]:
-        """The blobs that some groups refer to, for those who read them later."""
-        blobs: dict[str, bytes] = {}
-        if self.blobs:
-            for entry in entries:
-                blobs.update(self.blobs.get(entry.blobs))
-        return blobs
+    def refuse(self, group: Group, reason: str) -> None:
+        """A group is discarded before it is stored."""
+        account = self.accounts[group.task]
+        account.put += 1
+        account.left[reason] += 1
+        self.changed()
+        kind = KIND_OF.get(reason, "discarded")
+        if self.events.wants(kind):
+            self.events.tell(
+                kind, [Event(kind, reason, None, group.task, group.group_id, [group], 0)]
+            )
 
-    def discard(self, keys: Any, reason: str) -> Verb[int]:
-        keys, reason = keys_of(keys), text("reason", reason)
+    def _count_and_tell(
+        self, chosen: Chosen, entries: list[GroupEntry], counts: Mapping[str, int], reason: str
+    ) -> None:
+        """Once for each group: what is in the archive was told of when it was confirmed."""
+        kind = KIND_OF.get(reason, "discarded")
+        if self.ever_archived:
+            counts = tally(entry for entry in entries if not entry.trained)
+        for task, count in counts.items():
+            self.accounts[task].left[reason] += count
+        if self.events.wants(kind):
+            groups = PastGroups(chosen, self.blobs_of(entries))
+            events = events_of(kind, reason, chosen.keys, entries, groups)
+            news = [event for event, e in zip(events, entries, strict=True) if not e.trained]
+            if news:
+                self.events.tell(kind, news)
 
-        def attempt() -> int:
-            found = self.storage.find(keys, None, visible=True)
-            if found.size:
-                self.remove(found, reason)
-            return int(found.size)
+    def returned(self, lease: Lease) -> None:
+        """A lease ended, and its groups are back: they may be too old by now."""
+        self.lease_steps.pop(lease.id, None)
+        self.nothing_due = False
 
-        return PlainVerb("discard", attempt)
-
-    # -- looking ----------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
     def where(
         self, task: Any, status: Any, ready: bool | None, more: WhereLike = None
     ) -> Where | None:
-        """The query for groups of a task and a status, None for all."""
+        """The query for groups of a task and a status, None for all. Needs no lock."""
         key = (task, status, ready)
         if more is None and key in self._wheres:
             return self._wheres[key]
@@ -534,113 +290,38 @@ class Core:
             self._wheres[key] = bound
         return bound
 
-    def _visible(self, key: int) -> bool:
-        return self.storage.find(np.array([key], np.uint64), None, visible=True).size > 0
+    def blobs_of(self, entries: Sequence[GroupEntry]) -> dict[str, bytes]:
+        """The blobs that some groups refer to, for those who read them later."""
+        blobs: dict[str, bytes] = {}
+        if self.blobs:
+            for entry in entries:
+                blobs.update(self.blobs.get(entry.blobs))
+        return blobs
 
-    def collated(
-        self, chosen: Chosen, step: int, blobs: Mapping[str, bytes], lease: Any = None
-    ) -> Groups:
+    def entries_of(self, keys: Keys) -> list[GroupEntry]:
+        """What is known of groups that are stored."""
+        return list(map(self.entries.__getitem__, keys.tolist()))
+
+    def choose(
+        self, keys: Keys, step: int | None = None, lease: Lease | None = None
+    ) -> ChosenGroups:
+        """Groups by key, for a train step, where None for the present one."""
+        chosen = self.storage.get(keys, None)
+        blobs = self.blobs_of(self.entries_of(keys))
+        return ChosenGroups(chosen, self.train_step if step is None else step, blobs, lease)
+
+    def collated(self, groups: ChosenGroups) -> Groups:
         """Chosen groups as one batch, with the mask of a train step. Needs no lock."""
+        chosen, step, blobs, lease = groups
         copied = None
         if isinstance(chosen, MemoryChosen):
             batch, copied = chosen.open(lease=lease)
         else:
             batch = chosen.read(lease=lease)
-        limits: Any = 0
+        limits: NDArray[np.int64] | int = 0
         if self.rules.by_token:
             limits = np.array(
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],
                 np.int64,
             )
-        return finished(batch, limits, blobs, copied, archive=self.archived)
-
-    def get(self, keys: Any) -> Groups:
-        keys = keys_of(keys)
-        with self.table.transaction():
-            self.table.enter()
-            chosen = self.storage.get(keys, None)
-            blobs = self.blobs_of([self.entries[key] for key in keys.tolist()])
-            step = self.train_step
-        return self.collated(chosen, step, blobs)
-
-    def find(self, group_id: str) -> int | None:
-        text("group_id", group_id)
-        with self.table.transaction():
-            return self.by_id.get(group_id)
-
-    def count(self, task: str | None, status: Status | str | None, where: WhereLike) -> int:
-        wanted = None if status is None else as_status(status)
-        if task is not None:
-            text("task", task)
-        bound = self.where(task, wanted, None, where)
-        with self.table.transaction():
-            self.enter()
-            return self.storage.available(bound)[0]
-
-    def counts(self) -> dict[tuple[str, Status], int]:
-        with self.table.transaction():
-            self.enter()
-            found = {}
-            for task, status in self.storage.counts(("task", "status")):
-                count = self.storage.available(self.where(task, Status(status), None))[0]
-                if count:
-                    found[task, Status(status)] = count
-            return found
-
-    def enter(self) -> None:
-        """What every call that counts or takes does first: what came back too old expires."""
-        self.table.enter()
-        expire_due(self)
-
-    def __len__(self) -> int:
-        with self.table.transaction():
-            if not self.table.closed:
-                self.enter()
-            return len(self.storage)
-
-    @property
-    def nbytes(self) -> int:
-        with self.table.transaction():
-            return self.storage.nbytes + self.blobs.nbytes
-
-    def account(self) -> dict[str, dict[str, Any]]:
-        with self.table.transaction():
-            self.enter()
-            entries = list(self.entries.values())
-            counts = {}
-            kept = tally([entry for entry in entries if entry.trained])  # leased ones, too
-            for task, stored in self.storage.counts(("task",)).items():
-                visible = self.storage.available(self.where(task, None, None))[0]
-                seen = self.storage.available(self.where(task, Status.ARCHIVED, None))[0]
-                archived = kept.get(task, 0)
-                held = stored - visible - (archived - seen)
-                counts[task] = (visible - seen, held, archived)
-            return self.accounts.report(entries, counts, self.table.clock.time(), self.train_step)
-
-    def stats(self) -> dict[str, Any]:
-        with self.table.transaction():
-            return {
-                **self.face.stats(),
-                "nbytes": self.nbytes,
-                "blobs": len(self.blobs),
-                "capacity": self.capacity,
-                "capacity_bytes": self.capacity_bytes,
-                "train_step": self.train_step,
-                "promised": dict(self.space.promised),
-                "claimed": self.stages.claimed,
-            }
-
-    def returned(self, lease: Lease) -> None:
-        self.steps_of.pop(lease.id, None)
-        self._none_due = False
-
-    def member(self) -> RolloutMember:
-        """What snapshots save."""
-        from recollect.rollouts.persistence import RolloutMember
-
-        return RolloutMember(self)
-
-    def close(self) -> None:
-        with self.table.transaction():
-            self.events.close()
-        self.table.close()  # without the lock: it may be that of a connection, which goes now
+        return finished(batch, limits, blobs, copied, archive=self.ever_archived)

@@ -1,9 +1,10 @@
-"""A group as columns: its rollouts are rows, what they share is one cell per group; and back.
+"""A group as columns: its rollouts are rows, and what they share is one cell per group.
 
-No loop here goes over tokens. The arrays of a group's rollouts become one ragged column by one
-concatenation; only when that does not fit is each rollout looked at, to convert it or to say
-what is wrong with it. Where `put` stamps all tokens of a rollout with one version, that number
-is stored and not a copy of it per token; `groups.py` spreads it when a batch is made.
+`groups.py` goes the other way. No loop here goes over tokens: the arrays of a group's rollouts
+become one ragged column by one concatenation. Only where that does not fit is each rollout looked
+at, to convert it or to say what is wrong with it. Where `put` stamps all tokens of a rollout with
+one version, that number is stored and not a copy of it per token; `groups.py` spreads it when a
+batch is made.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.ragged import Ragged
-from recollect.data.schema import Column, Rows, Stored
-from recollect.errors import InvalidValue, SchemaError, shown
-from recollect.kernels import load as kernels
+from recollect.data.schema import Rows, Stored
+from recollect.errors import InvalidValue, shown
 from recollect.rollouts.blobs import digest
 from recollect.rollouts.cell_columns import (
     FLOAT32,
@@ -38,79 +38,29 @@ from recollect.rollouts.cell_columns import (
     text_of,
     texts_of,
 )
-from recollect.rollouts.group import Group
-from recollect.rollouts.rollout import FINISH_REASONS, Rollout, Status, group_status
+from recollect.rollouts.entries import GroupEntry
+from recollect.rollouts.group import Group, check_rollouts, check_shared
+from recollect.rollouts.group_columns import ARRAYS, LATE_PLACES, ROWS
+from recollect.rollouts.rollout import (
+    Rollout,
+    Status,
+    check_named,
+    finish_reasons_of,
+    group_status,
+    statuses_of,
+)
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
+from recollect.rollouts.token_versions import newest_trainable, oldest_versions
 from recollect.rules.query import FieldType
 from recollect.storage.fields import check_value
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
-ARRAYS = "arrays."  # how the columns of other arrays begin
-
-ROWS: dict[str, Column] = {
-    "response_ids": Column("int32", ragged=True),
-    "logprobs": Column("float32", ragged=True, optional=True),
-    "loss_mask": Column("int8", ragged=True, optional=True),
-    "versions": Column("int32", ragged=True, optional=True),
-    "stamp": Column("int64"),  # the version of every token, -1 where `versions` says it, or none
-    "dispatch_version": Column("int64"),  # -1: none
-    "reward": Column("float64", optional=True),
-    "status": Column("int8"),
-    "segment": Column("int32"),
-    "attempt": Column("int32"),
-    "rollout_id": Column("str"),
-    "finish_reason": Column("str", optional=True),
-    "error": Column("str", optional=True),
-    "rewards": Column("str", optional=True),  # JSON, as are the following
-    "turns": Column("str", optional=True),
-    "extras": Column("str", optional=True),
-    "blobs": Column("str", optional=True),
-    "own_prompt_ids": Column("int32", ragged=True, optional=True),  # where it is not the group's
-}
-SHARED: dict[str, Column] = {
-    "prompt_ids": Column("int32", ragged=True, shared=True),
-    "group_id": Column("str", shared=True),
-    "about": Column("str", optional=True, shared=True),  # JSON: prompt, ground truth, extras
-    "shared_blobs": Column("str", optional=True, shared=True),
-}
-BLOBS = list(ROWS).index("blobs")
-
 UNFIT = (Unfit, TypeError, ValueError, AttributeError, OverflowError)  # what makes us look closer
+BLOBS = LATE_PLACES["blobs"]
 EMPTY: dict[str, Any] = {}
 NOTHING = (None,) * 6  # the columns of `_encode_rare`, where no rollout has any
-
-
-class Entry:
-    """What a buffer keeps of a stored group beside its table."""
-
-    __slots__ = (
-        "blobs",
-        "group_id",
-        "lacks",
-        "put_at",
-        "task",
-        "trained",
-        "version",
-    )
-
-    def __init__(self, group_id: str, task: str, version: int, put_at: float) -> None:
-        self.group_id = group_id
-        self.task = task
-        self.version = version
-        self.put_at = put_at
-        self.blobs: Sequence[str] = ()
-        self.lacks: Sequence[str] = ()
-        self.trained = False  # whether it has left its account and stays in the archive
-
-
-def tally(entries: Sequence[Entry]) -> dict[str, int]:
-    """How many groups of each task there are."""
-    tasks: dict[str, int] = {}
-    for entry in entries:
-        tasks[entry.task] = tasks.get(entry.task, 0) + 1
-    return tasks
 
 
 class Encoded:
@@ -133,14 +83,14 @@ class Encoded:
     fields: dict[str, Any]
     ids: list[str]  # of the rollouts
     blobs: dict[str, bytes]
-    entry: Entry
+    entry: GroupEntry
 
 
 def encode(
     group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
 ) -> Encoded:
     """Check a group and make its columns."""
-    group._check_shared()
+    check_shared(group)
     if not group.rollouts:
         group_status(())
     try:
@@ -148,7 +98,7 @@ def encode(
     except InvalidValue:
         raise
     except UNFIT:
-        group._check_rollouts()
+        check_rollouts(group)
     try:
         return _encode(group, version, rule, tags)
     except InvalidValue:
@@ -163,8 +113,8 @@ def _encode(
     rollouts = group.rollouts
     encoded = Encoded()
     encoded.count = len(rollouts)
-    statuses = [r._status or FINISH_REASONS.get(r._finish_reason) or r.status for r in rollouts]
-    encoded.status = status = group_status(statuses)
+    statuses = statuses_of(rollouts)
+    encoded.status = group_status(statuses)
     cells = [rollout.response_ids for rollout in rollouts]
     lengths = list(map(len, cells))
     offsets = offsets_of(lengths)
@@ -173,16 +123,11 @@ def _encode(
         raise Unfit("response_ids are not tokens")
     logprobs = per_token("logprobs", [r.logprobs for r in rollouts], lengths, offsets, FLOAT32)
     mask = per_token("loss_mask", [r.loss_mask for r in rollouts], lengths, offsets, INT8)
-    encoded.ids = ids = [rollout.rollout_id for rollout in rollouts]
-    unique = set(ids)
-    if "" in unique:
-        raise Unfit("a rollout_id is empty")
-    if len(unique) != len(ids):
-        _check_segments(rollouts)
-    dispatch = _dispatch(rollouts, version)
+    encoded.ids = _checked_ids(rollouts)
+    dispatch = _dispatch(rollouts, statuses, version)
     stamp, versions, oldest = _stamped(rollouts, lengths, logprobs, version)
     reward = rewards_of([rollout.reward for rollout in rollouts])
-    reasons = finish_reasons([rollout._finish_reason for rollout in rollouts])
+    reasons = finish_reasons(finish_reasons_of(rollouts))
     encoded.columns = [
         Ragged._make(tokens, offsets),
         logprobs[0],
@@ -194,7 +139,7 @@ def _encode(
         status_codes(statuses),
         integers([rollout.segment for rollout in rollouts], np.int32, 0),
         integers([rollout.attempt for rollout in rollouts], np.int32, 0),
-        text_of(ids),
+        text_of(encoded.ids),
         reasons[0],
     ]
     encoded.present = [
@@ -208,6 +153,27 @@ def _encode(
     else:
         _encode_rare(encoded, group)
     _encode_shared(encoded, group)
+    _date(encoded, oldest, dispatch, rule, offsets)
+    encoded.entry = GroupEntry(group.group_id, group.task, encoded.version, 0.0)
+    encoded.entry.blobs = tuple(encoded.blobs)
+    encoded.fields = {
+        "task": group.task,
+        "status": encoded.status.value,
+        "version": encoded.version if encoded.version >= 0 else None,
+        "expires": encoded.expires if encoded.expires < NEVER else None,
+        **{name: tag_of(name, kind, group) for name, kind in tags.items()},
+    }
+    return encoded
+
+
+def _date(
+    encoded: Encoded,
+    oldest: list[int],
+    dispatch: list[int],
+    rule: Staleness,
+    offsets: NDArray[np.int64],
+) -> None:
+    """Set the version that counts for a group, and the train step at which it expires."""
     first, other = (oldest, dispatch) if rule.measure == "oldest_token" else (dispatch, oldest)
     if min(first) < 0:
         first = [f if f >= 0 else o for f, o in zip(first, other, strict=True)]
@@ -215,22 +181,23 @@ def _encode(
     encoded.version = min(first)
     encoded.expires = rule.expires_at(encoded.version) if encoded.version >= 0 else NEVER
     if rule.max_token_staleness is not None:
-        newest = newest_trainable(encoded.columns, encoded.present, offsets)
+        newest = newest_trainable(encoded.columns, offsets)
         assert rule.token_threshold is not None
         for step in newest[newest >= 0].tolist():
             encoded.expires = min(encoded.expires, step + rule.token_threshold + 1)
-    if status is Status.ARCHIVED:
+    if encoded.status is Status.ARCHIVED:
         encoded.expires = NEVER
-    encoded.entry = Entry(group.group_id, group.task, encoded.version, 0.0)
-    encoded.entry.blobs = tuple(encoded.blobs)
-    encoded.fields = {
-        "task": group.task,
-        "status": status.value,
-        "version": encoded.version if encoded.version >= 0 else None,
-        "expires": encoded.expires if encoded.expires < NEVER else None,
-        **{name: tag_of(name, kind, group) for name, kind in tags.items()},
-    }
-    return encoded
+
+
+def _checked_ids(rollouts: list[Rollout]) -> list[str]:
+    """The rollout id of each row."""
+    ids = [rollout.rollout_id for rollout in rollouts]
+    unique = set(ids)
+    if "" in unique:
+        raise Unfit("a rollout_id is empty")
+    if len(unique) != len(ids):
+        _check_segments(rollouts)
+    return ids
 
 
 def _check_segments(rollouts: list[Rollout]) -> None:
@@ -268,7 +235,7 @@ def _encode_rare(encoded: Encoded, group: Group) -> None:
     rollouts = group.rollouts
     for place, rollout in enumerate(rollouts):
         try:
-            rollout._check_named()
+            check_named(rollout)
         except InvalidValue as wrong:
             raise InvalidValue(f"rollout {place}: {wrong}") from None
     columns = [
@@ -285,7 +252,7 @@ def _encode_rare(encoded: Encoded, group: Group) -> None:
 
 
 # -- tokens -------------------------------------------------------------------------------------
-def _dispatch(rollouts: list[Rollout], version: int | None) -> list[int]:
+def _dispatch(rollouts: list[Rollout], statuses: list[Status], version: int | None) -> list[int]:
     """Dispatch versions; a stale rollout that waits for its retry has none and gets none."""
     default = NONE if version is None else version
     given = [rollout.dispatch_version for rollout in rollouts]
@@ -293,8 +260,8 @@ def _dispatch(rollouts: list[Rollout], version: int | None) -> list[int]:
         if one is not None and one < 0:
             raise Unfit("a dispatch_version is negative")
     return [
-        (NONE if rollout._status is Status.EXPIRED else default) if one is None else one
-        for one, rollout in zip(given, rollouts, strict=True)
+        (NONE if status is Status.EXPIRED else default) if one is None else one
+        for one, status in zip(given, statuses, strict=True)
     ]
 
 
@@ -342,41 +309,6 @@ def _has_nan(column: Cells) -> bool:
     """Whether there may be a NaN: a sum has one if a term does, and is quicker to look at."""
     values = column[0]
     return isinstance(values, Ragged) and math.isnan(np.add.reduce(values.values))
-
-
-def oldest_versions(versions: Ragged) -> NDArray[np.int64]:
-    """The lowest version of each row's tokens, -1 where it has none; tool output has none."""
-    oldest = np.empty(len(versions), np.int64)
-    kernels.load_tokens().tokens.oldest(versions.values, versions.offsets, oldest)
-    return oldest
-
-
-def newest_trainable(
-    columns: Sequence[Stored],
-    present: Sequence[Mask | None],
-    offsets: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """The highest version of each row's trainable tokens, -1 where the rule for tokens exempts it.
-
-    Columns are in the order of `ROWS`.
-    """
-    mask, versions, stamp = columns[2], columns[3], columns[4]
-    rows = offsets.size - 1
-    newest = np.empty(rows, np.int64)
-    kernels.load_tokens().tokens.newest_trainable(
-        offsets, *_parts(mask, present[2], rows, INT8), *_parts(versions, None, rows, INT32), stamp,
-        newest,
-    )  # fmt: skip
-    return newest
-
-
-def _parts(
-    column: Stored, present: Mask | None, rows: int, dtype: np.dtype[Any]
-) -> tuple[Array, NDArray[np.int64]]:
-    """The values and offsets of an optional column, all rows empty where it has no cell."""
-    if isinstance(column, Ragged):
-        return column.values, column.offsets
-    return np.zeros(0, dtype), np.zeros(rows + 1, np.int64)
 
 
 def _other_arrays(rollouts: list[Rollout]) -> dict[str, Cells]:
@@ -484,16 +416,3 @@ def rows_in(encoded: Encoded, names: Sequence[str]) -> Rows:
             columns.append(cells[0])
             present.append(cells[1])
     return Rows(encoded.count, columns, present, names)
-
-
-def fitted(name: str, cells: Ragged, column: Column) -> Ragged:
-    """An array as its column wants it; another kind of number, or another shape, is refused."""
-    name = name.removeprefix(ARRAYS)
-    if cells.inner_shape != column.shape or not np.can_cast(cells.dtype, column.dtype, "same_kind"):
-        raise SchemaError(
-            f"arrays[{name!r}]: expected {column.dtype} {list(column.shape)} per entry, as the "
-            f"buffer has it, got {cells.dtype} {list(cells.inner_shape)}"
-        )
-    if cells.dtype == column.dtype:
-        return cells
-    return Ragged._make(cells.values.astype(column.dtype), cells.offsets, cells.kind)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, TableClosed, UnknownKey
+from recollect.rollouts.entries import GroupEntry
 from recollect.rollouts.group import Group
 from recollect.rollouts.groups import Groups, finished
 from recollect.storage.base import Chosen
@@ -38,7 +39,7 @@ KIND_OF = {"taken": "taken", "trained": "confirmed", "expired": "expired"}
 log = logging.getLogger("recollect.rollouts")
 
 
-class Left:
+class PastGroups:
     """Some groups as they were when something happened to them; read when first asked for."""
 
     def __init__(self, chosen: Chosen, blobs: Mapping[str, bytes]) -> None:
@@ -65,7 +66,7 @@ class Event:
     false where the reader was so far behind that the group was let go; the rest is still there.
     """
 
-    __slots__ = ("_left", "_place", "group_id", "key", "kind", "reason", "task")
+    __slots__ = ("_groups", "_place", "group_id", "key", "kind", "reason", "task")
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Event:
         key: int | None,
         task: str,
         group_id: str,
-        left: Left | Sequence[Group] | None,
+        groups: PastGroups | Sequence[Group] | None,
         place: int,
     ) -> None:
         self.kind = kind
@@ -82,7 +83,7 @@ class Event:
         self.key = key
         self.task = task
         self.group_id = group_id
-        self._left = left
+        self._groups = groups
         self._place = place
 
     @property
@@ -91,17 +92,17 @@ class Event:
 
         Raises `UnknownKey` where it was let go because its reader was too far behind.
         """
-        if self._left is None:
+        if self._groups is None:
             raise UnknownKey(
                 f"group {self.group_id!r} was let go because the reader of events was too far "
                 "behind; read faster, or subscribe with events(..., keep=) for more"
             )
-        return self._left[self._place]
+        return self._groups[self._place]
 
     @property
     def has_group(self) -> bool:
         """Whether the group can still be read."""
-        return self._left is not None
+        return self._groups is not None
 
     def without_group(self) -> Event:
         """The same for a reader that is behind; other readers keep theirs."""
@@ -284,11 +285,11 @@ def events_of(
     kind: str,
     reason: str,
     keys: NDArray[np.uint64],
-    entries: Sequence[Any],
-    left: Left,
+    entries: Sequence[GroupEntry],
+    groups: PastGroups,
 ) -> list[Event]:
     """An event for each of some groups."""
     return [
-        Event(kind, reason, key, entry.task, entry.group_id, left, place)
+        Event(kind, reason, key, entry.task, entry.group_id, groups, place)
         for place, (key, entry) in enumerate(zip(keys.tolist(), entries, strict=True))
     ]

@@ -1,8 +1,9 @@
-"""Expiring: what happens to groups at a train step for which they are too old.
+"""Expiry: what happens to groups at a train step for which they are too old.
 
 Each group has one number, the step at which its first rollout expires. `expire_due` asks the
 storage for the groups that have reached theirs, through an order by that number, and then
 works on the columns of just those: it clears the rows of stale rollouts, or lets groups leave.
+Everything here expects the lock.
 """
 
 from __future__ import annotations
@@ -10,35 +11,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
 from recollect.data.batch import Batch
-from recollect.data.columns import Columns
 from recollect.data.ragged import Ragged, offsets_of
 from recollect.data.schema import Rows, Stored, row_payload
-from recollect.rollouts.encoding import (
-    ARRAYS,
-    ROWS,
-    encode,
-    newest_trainable,
-    oldest_versions,
-    rows_in,
-)
-from recollect.rollouts.events import Left, events_of
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.encoding import encode, rows_in
+from recollect.rollouts.events import PastGroups, events_of
 from recollect.rollouts.group import Group
+from recollect.rollouts.group_columns import ARRAYS, as_rows
 from recollect.rollouts.groups import finished
 from recollect.rollouts.rollout import CODES, STATUSES, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
+from recollect.rollouts.token_versions import group_expiry, row_expiry, stale_rows
 from recollect.storage.fields import ABSENT_INT
 from recollect.table.effects import Amended, Updated
 from recollect.table.runner import PlainVerb, Verb
-
-if TYPE_CHECKING:
-    from recollect.rollouts.core import Core
 
 Ints = NDArray[np.int64]
 Keys = NDArray[np.uint64]
@@ -50,7 +43,7 @@ CLEARED = (
 )  # fmt: skip
 
 
-def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
+def advance(core: RolloutCore, train_step: Any) -> Verb[dict[str, int]]:
     """The trainer goes on: what is too old for the step expires."""
     step = whole("train_step", train_step, 1)
 
@@ -60,7 +53,7 @@ def advance(core: Core, train_step: Any) -> Verb[dict[str, int]]:
     return PlainVerb("advance", attempt)
 
 
-def advance_to(core: Core, step: int | None) -> dict[str, int]:
+def advance_to(core: RolloutCore, step: int | None) -> dict[str, int]:
     """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
     if step is None or step <= core.train_step:
         return expire_due(core)
@@ -70,10 +63,23 @@ def advance_to(core: Core, step: int | None) -> dict[str, int]:
     return expired
 
 
-def expire_due(core: Core) -> dict[str, int]:
+def expire_due(core: RolloutCore) -> dict[str, int]:
     """Expire what is due; returns how many groups newly expired, by task."""
     keys = core.storage.hide_up_to("expires", core.train_step)
     return _expire(core, keys) if keys.size else {}
+
+
+def expire_overdue(core: RolloutCore) -> None:
+    """The same, where something may have come due: a lease ended, or the step is another one."""
+    if not core.nothing_due:
+        expire_due(core)
+        core.nothing_due = True
+
+
+def enter(core: RolloutCore) -> None:
+    """What every call that counts or takes does first: what came back too old expires."""
+    core.table.enter()
+    expire_due(core)
 
 
 def verdict(rule: Staleness, attempt: int) -> str | None:
@@ -85,43 +91,11 @@ def verdict(rule: Staleness, attempt: int) -> str | None:
     return None
 
 
-# -- which rows ---------------------------------------------------------------------------------
-def row_expiry(
-    columns: Sequence[Stored], present: Sequence[Mask | None], rule: Staleness
-) -> tuple[Ints, Ints]:
-    """The version that counts for each row, and the step at which the row expires.
-
-    Columns are in the order of `ROWS`.
-    """
-    response, versions, stamp, dispatch = columns[0], columns[3], columns[4], columns[5]
-    assert isinstance(response, Ragged)
-    assert isinstance(stamp, np.ndarray)
-    assert isinstance(dispatch, np.ndarray)
-    oldest = stamp
-    if isinstance(versions, Ragged):
-        oldest = np.where(stamp >= 0, stamp, oldest_versions(versions))
-    newest = None
-    if rule.max_token_staleness is not None:
-        newest = newest_trainable(columns, present, response.offsets)
-    return rule.versions_of(oldest, dispatch), rule.expiry(oldest, dispatch, newest)
-
-
-def stale_rows(
-    columns: Sequence[Stored], present: Sequence[Mask | None], rule: Staleness, train_step: int
-) -> list[bool]:
-    """Which rollouts of one group are too old at a train step."""
-    stale: list[bool] = (row_expiry(columns, present, rule)[1] <= train_step).tolist()
-    return stale
-
-
-def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts: Any) -> None:
+def judge_again(
+    core: RolloutCore, keys: Keys, tasks: Sequence[str], columns: Sequence[Stored], starts: Ints
+) -> None:
     """The masks of stored groups are others now: so may be the steps at which they expire."""
-    assert rows.present is not None
-    expires = np.empty(keys.size, np.int64)
-    for task in dict.fromkeys(tasks):
-        steps = row_expiry(rows.columns, rows.present, core.rules[task])[1]
-        here = np.array([each == task for each in tasks])
-        expires[here] = np.minimum.reduceat(steps, starts[:-1])[here]
+    expires = group_expiry(columns, starts, tasks, core.rules)[1]
     fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
     core.storage.update(keys, fields)
     core.table.effects.emit(Updated, keys, fields)
@@ -131,7 +105,7 @@ def judge_again(core: Core, keys: Keys, tasks: Sequence[str], rows: Rows, starts
 class _Due:
     """The groups that are due, as columns: what is stale in them, and what becomes of the rest."""
 
-    def __init__(self, core: Core, batch: Batch) -> None:
+    def __init__(self, core: RolloutCore, batch: Batch) -> None:
         info = batch.info
         self.names = list(batch.columns)
         self.columns: list[Stored] = list(batch.columns.values())
@@ -145,7 +119,7 @@ class _Due:
         for task in dict.fromkeys(self.tasks):
             rule = core.rules[task]
             here = np.array([each == task for each in self.tasks])[of_row]
-            counted, expiry = row_expiry(self.columns, self.present, rule)
+            counted, expiry = row_expiry(self.columns, rule)
             versions[here], steps[here] = counted[here], expiry[here]
         self.stale = steps <= core.train_step
         tried: Any = batch.columns["attempt"]
@@ -167,7 +141,7 @@ class _Due:
         return [group_status(of_rows[a:b]) for a, b in pairwise(self.starts.tolist())]
 
 
-def _expire(core: Core, keys: Keys) -> dict[str, int]:
+def _expire(core: RolloutCore, keys: Keys) -> dict[str, int]:
     """Hidden groups are due: each is retried, or leaves."""
     batch = core.storage.get(keys, None).read(np.empty)
     due = _Due(core, batch)
@@ -195,15 +169,15 @@ def _expire(core: Core, keys: Keys) -> dict[str, int]:
     return expired
 
 
-def _tell_retried(core: Core, keys: Keys) -> None:
+def _tell_retried(core: RolloutCore, keys: Keys) -> None:
     if core.events.wants("retried"):
         entries = [core.entries[key] for key in keys.tolist()]
-        left = Left(core.storage.get(keys, None), core.blobs_of(entries))
-        core.events.tell("retried", events_of("retried", "expired", keys, entries, left))
+        groups = PastGroups(core.storage.get(keys, None), core.blobs_of(entries))
+        core.events.tell("retried", events_of("retried", "expired", keys, entries, groups))
 
 
 # -- clearing rows ------------------------------------------------------------------------------
-def _clear(core: Core, batch: Batch, due: _Due, keys: Keys, which: Mask) -> None:
+def _clear(core: RolloutCore, batch: Batch, due: _Due, keys: Keys, which: Mask) -> None:
     """Store groups again, the rows of stale rollouts back at their prompt, under the same keys."""
     if not which.any():
         return
@@ -228,7 +202,9 @@ def _clear(core: Core, batch: Batch, due: _Due, keys: Keys, which: Mask) -> None
     )
 
 
-def _settle(core: Core, keys: Keys, statuses: list[Status], versions: Ints, expires: Ints) -> None:
+def _settle(
+    core: RolloutCore, keys: Keys, statuses: list[Status], versions: Ints, expires: Ints
+) -> None:
     """Retried groups wait to be generated again; the work that is left in them may still expire."""
     texts = np.empty(len(statuses), object)
     texts[:] = [status.value for status in statuses]
@@ -244,7 +220,7 @@ def _settle(core: Core, keys: Keys, statuses: list[Status], versions: Ints, expi
     for key, version in zip(keys.tolist(), versions.tolist(), strict=True):
         entry = core.entries[key]
         entry.version = version
-        core.stages.went(key, entry)
+        core.queues.went(key, entry)
 
 
 def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
@@ -296,15 +272,8 @@ def _contiguous(column: Any) -> Any:
     return np.ascontiguousarray(column)
 
 
-def as_rows(columns: Columns) -> Rows:
-    """What was read, as rows to store again."""
-    present = columns.present
-    arrays: list[Stored] = list(columns.columns.values())
-    return Rows(columns.rows, arrays, [present.get(name) for name in columns.columns])
-
-
 # -- trajectories in several segments -------------------------------------------------------------
-def _start_again(core: Core, key: int) -> None:
+def _start_again(core: RolloutCore, key: int) -> None:
     """A trajectory that was cut into segments starts again as a whole: the group has fewer rows."""
     keys = np.array([key], np.uint64)
     table, entry = core.table, core.entries[key]
@@ -314,17 +283,17 @@ def _start_again(core: Core, key: int) -> None:
     group = finished(chosen.read(np.empty), 0, core.blobs_of([entry]))[0]
     rule = core.rules[group.task]
     stored = encode(group, None, rule, {})
-    stale = stale_rows(stored.columns, stored.present, rule, core.train_step)
+    stale = stale_rows(stored.columns, rule, core.train_step)
     fresh = encode(without_stale(group, stale), None, rule, {})
     rows = rows_in(fresh, core.column_names())
     gained = row_payload(table.schemas.rows, rows).sum() - before
     per_item = np.array([fresh.count], np.int32)
     core.storage.amend(keys, rows, per_item, np.array([gained], np.int64))
     table.effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
-    core.stages.forget(key)
+    core.index.forget(key)
     core.blobs.remove(set(entry.blobs) - set(fresh.entry.blobs))  # those of later segments
     entry.blobs = fresh.entry.blobs
-    core.stages.stored(key, entry, fresh.ids)
+    core.index.stored(key, entry, fresh.ids)
     _settle(core, keys, [fresh.status], np.array([fresh.version]), np.array([fresh.expires]))
 
 
@@ -341,8 +310,3 @@ def without_stale(group: Group, stale: Sequence[bool]) -> Group:
             rollout.reset()
         fresh.rollouts.append(rollout)
     return fresh
-
-
-assert list(ROWS)[:6] == [
-    "response_ids", "logprobs", "loss_mask", "versions", "stamp", "dispatch_version",
-]  # fmt: skip

@@ -57,7 +57,7 @@ class Group(MutableSequence[Rollout]):
         if isinstance(rollouts, Rollout | str) or not isinstance(rollouts, Iterable):
             raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
         self.rollouts = list(rollouts)
-        self._check_members()
+        _check_members(self)
         self.task = self._agreed("task", task) or "default"
         self.group_id = self._agreed("group_id", group_id) or new_id()
         self.prompt_ids = NO_TOKENS if prompt_ids is None else tokens_of("prompt_ids", prompt_ids)
@@ -88,34 +88,6 @@ class Group(MutableSequence[Rollout]):
                     "rollouts share it"
                 )
         return values[0] if values else None
-
-    def _check_members(self) -> None:
-        for rollout in self.rollouts:
-            if not isinstance(rollout, Rollout):
-                raise InvalidValue(f"rollouts: expected rc.Rollout objects, got {shown(rollout)}")
-
-    def _check_shared(self) -> None:
-        """Raise `InvalidValue` where what is no rollout was changed to something that is wrong."""
-        rollouts: Any = self.rollouts
-        if type(rollouts) is not list:
-            if not isinstance(rollouts, Sequence) or isinstance(rollouts, str):
-                raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
-            self.rollouts = list(rollouts)
-        if not isinstance(self.task, str) or not self.task:
-            raise InvalidValue(f"task: expected text, got {shown(self.task)}")
-        if not isinstance(self.group_id, str) or not self.group_id:
-            raise InvalidValue(f"group_id: expected text, got {shown(self.group_id)}")
-        self.extras = named("extras", self.extras)
-        self.blobs = blobs_of(self.blobs)
-
-    def _check_rollouts(self) -> None:
-        """The same for each rollout; lists become arrays."""
-        self._check_members()
-        for place, rollout in enumerate(self.rollouts):
-            try:
-                rollout.check()
-            except InvalidValue as wrong:
-                raise InvalidValue(f"rollout {place}: {wrong}") from None
 
     def _adopt(self, rollout: Rollout) -> None:
         rollout.task, rollout.group_id = self.task, self.group_id
@@ -191,3 +163,35 @@ class Group(MutableSequence[Rollout]):
         return (
             f"Group({self.group_id!r}, task={self.task!r}, {many(len(self), 'rollout')}, {status})"
         )
+
+
+# -- checks when a group is put: users may have changed anything meanwhile ------------------------
+def _check_members(group: Group) -> None:
+    for rollout in group.rollouts:
+        if not isinstance(rollout, Rollout):
+            raise InvalidValue(f"rollouts: expected rc.Rollout objects, got {shown(rollout)}")
+
+
+def check_shared(group: Group) -> None:
+    """Raise `InvalidValue` where something that the rollouts share is not what it must be."""
+    rollouts: Any = group.rollouts
+    if type(rollouts) is not list:
+        if not isinstance(rollouts, Sequence) or isinstance(rollouts, str):
+            raise InvalidValue(f"rollouts: expected a list of them, got {shown(rollouts)}")
+        group.rollouts = list(rollouts)
+    if not isinstance(group.task, str) or not group.task:
+        raise InvalidValue(f"task: expected text, got {shown(group.task)}")
+    if not isinstance(group.group_id, str) or not group.group_id:
+        raise InvalidValue(f"group_id: expected text, got {shown(group.group_id)}")
+    group.extras = named("extras", group.extras)
+    group.blobs = blobs_of(group.blobs)
+
+
+def check_rollouts(group: Group) -> None:
+    """The same for each rollout; lists become arrays."""
+    _check_members(group)
+    for place, rollout in enumerate(group.rollouts):
+        try:
+            rollout.check()
+        except InvalidValue as wrong:
+            raise InvalidValue(f"rollout {place}: {wrong}") from None

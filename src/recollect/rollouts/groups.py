@@ -21,8 +21,8 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
-from recollect.rollouts.encoding import ARRAYS
 from recollect.rollouts.group import Group
+from recollect.rollouts.group_columns import ARRAYS
 from recollect.rollouts.public_batch import visible
 from recollect.rollouts.rollout import CODES, NO_TOKENS, STATUSES, Rollout, Status
 from recollect.storage.buffers import BufferPool
@@ -391,8 +391,8 @@ def _rollout(
     reward = cell("reward")
     rollout.reward = None if reward is None else float(reward)
     rollout.rewards = parsed("rewards")
-    rollout._status = STATUSES[int(columns["status"][row])]
-    rollout._finish_reason = cell("finish_reason")
+    rollout.finish_reason = cell("finish_reason")
+    rollout.status = STATUSES[int(columns["status"][row])]
     rollout.error = cell("error")
     rollout.group_id, rollout.task = group.group_id, group.task
     rollout.rollout_id = columns["rollout_id"][row]

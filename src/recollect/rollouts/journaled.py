@@ -7,35 +7,36 @@ the buffer are made again from the table.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recollect.durability.journal.journal import as_journal
 from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.journal.records import BLOBS, Section
-from recollect.rollouts import persistence
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.own_state import own_state, restore_own
+from recollect.table.core import TableCore
 from recollect.table.journaled import JournaledTable
-
-if TYPE_CHECKING:
-    from recollect.rollouts.core import Core
 
 
 class JournaledRollouts(JournaledTable):
     """Follows a rollout buffer, and makes it again."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: RolloutCore) -> None:
         super().__init__(core.table, core)
-        self._rollouts = weakref.ref(core)
         self._blobs: dict[str, bytes] = {}  # while replaying
         self._own: dict[str, Any] | None = None
 
     @property
-    def rollouts(self) -> Core:
+    def rollouts(self) -> RolloutCore:
         """What the buffer keeps; only while it is there."""
-        core = self._rollouts()
-        assert core is not None
+        core = self.owner
+        assert isinstance(core, RolloutCore)
         return core
+
+    @property
+    def core(self) -> TableCore:
+        return self.rollouts.table
 
     def begin(self) -> None:
         super().begin()
@@ -46,7 +47,7 @@ class JournaledRollouts(JournaledTable):
         self.tell(BLOBS, blobs=new, nbytes=sum(map(len, new.values())))
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "own": persistence.own_state(self.rollouts)}
+        return {**super().state(), "own": own_state(self.rollouts)}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         super().restore_state(state)
@@ -59,14 +60,14 @@ class JournaledRollouts(JournaledTable):
     def recovered(self) -> bool:
         ended = super().recovered()
         core = self.rollouts
-        own = self._own or persistence.own_state(core)  # no record: that of the snapshot
+        own = self._own or own_state(core)  # no record: that of the snapshot
         blobs = {**core.blobs.all(), **self._blobs}
         self._blobs.clear()
-        persistence.forget(core)
-        persistence.restore_own(core, own, blobs)
+        core.reset()
+        restore_own(core, own, blobs)
         return ended
 
 
-def open_journal(core: Core, journal: Any) -> None:
+def open_journal(core: RolloutCore, journal: Any) -> None:
     """Open the journal of a buffer, which is just made."""
     core.table.journal = OpenJournal(as_journal(journal), [JournaledRollouts(core)])

@@ -8,61 +8,33 @@ Everything here happens under the table's lock, in one go.
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.batch import Batch
 from recollect.data.ragged import Ragged
-from recollect.data.schema import Rows
-from recollect.rollouts.encoding import tally
-from recollect.rollouts.expiry import as_rows, expire_due, row_expiry
+from recollect.data.schema import Rows, Stored
+from recollect.rollouts.core import RolloutCore
+from recollect.rollouts.entries import tally
+from recollect.rollouts.expiry import expire_due
+from recollect.rollouts.group_columns import as_rows
+from recollect.rollouts.history import History
+from recollect.rollouts.lease_ends import archive
+from recollect.rollouts.own_state import own_state, restore_own
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.staleness import NEVER, NONE
-from recollect.rules.query import field
+from recollect.rollouts.staleness import NEVER
+from recollect.rollouts.token_versions import group_expiry
+from recollect.rules.query import Query, field
 from recollect.storage.fields import ABSENT_INT
 from recollect.table.effects import Amended, Updated
 
-if TYPE_CHECKING:
-    from recollect.rollouts.core import Core
-
 Keys = NDArray[np.uint64]
 Ints = NDArray[np.int64]
-
-NO_KEYS = np.zeros(0, np.uint64)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Which history a buffer's content belongs to, so that it is not taken for that of another.
-
-    `run` is drawn when a buffer is made, and again whenever it goes back; `base` is the checkpoint
-    that it went back to. Of steps up to `floor`, trained groups have been let go.
-    """
-
-    run: str
-    base: str | None = None
-    floor: int = 0
-
-    @classmethod
-    def new(cls) -> Line:
-        return cls(secrets.token_hex(8))
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any] | None) -> Line:
-        return cls.new() if saved is None else cls(**saved)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"run": self.run, "base": self.base, "floor": self.floor}
-
-    def continues(self, run: str, checkpoint: str, step: int) -> bool:
-        """Whether what a buffer holds is what came of a checkpoint, and can go back to it."""
-        return (self.run == run or self.base == checkpoint) and self.floor <= step
 
 
 @dataclass(frozen=True)
@@ -74,18 +46,16 @@ class Holding:
     ahead: dict[str, int]  # by task, how many more groups are confirmed than those have
 
 
-def look(core: Core, step: int) -> Holding:
+def look(core: RolloutCore, step: int) -> Holding:
     """Under the lock: divide the groups of a buffer by whether weights of a step have them."""
     trained: list[int] = []
     leases = core.table.leases.held()
-    for lapsed in [number for number in core.steps_of if number not in leases]:
-        del core.steps_of[lapsed]
+    for lapsed in [number for number in core.lease_steps if number not in leases]:
+        del core.lease_steps[lapsed]
     for number, held in leases.items():
-        if core.steps_of.get(number, core.train_step) <= step:
+        if core.lease_steps.get(number, core.train_step) <= step:
             trained += held.keys.tolist()
-    ahead = tally(
-        [core.entries[key] for key in _archived(core, field("trained_at") > step).tolist()]
-    )
+    ahead = tally(core.entries_of(_archived(core, field("trained_at") > step)))
     for key in trained:
         task = core.entries[key].task
         ahead[task] = ahead.get(task, 0) - 1
@@ -98,22 +68,22 @@ def look(core: Core, step: int) -> Holding:
     return Holding(held_now, trained, ahead)
 
 
-def _archived(core: Core, condition: Any) -> Keys:
+def _archived(core: RolloutCore, condition: Query) -> Keys:
     return core.storage.find(None, core.where(None, Status.ARCHIVED, None, condition), visible=True)
 
 
 # -- keeping ------------------------------------------------------------------------------------
-def keep_trained(core: Core) -> None:
+def keep_trained(core: RolloutCore) -> None:
     """From now on, groups that are confirmed stay until `forget_trained`."""
     with core.table.transaction():
-        core.keeping = True
+        core.keeps_trained = True
 
 
-def forget_trained(core: Core, step: int) -> int:
+def forget_trained(core: RolloutCore, step: int) -> int:
     """Weights of a step are safe: let go of what was kept for its sake; returns how many."""
     with core.table.transaction():
         core.table.enter()
-        core.line = replace(core.line, floor=max(core.line.floor, step))
+        core.history = replace(core.history, floor=max(core.history.floor, step))
         core.changed()
         if core.archive:  # they stay for those who look back
             return 0
@@ -125,7 +95,7 @@ def forget_trained(core: Core, step: int) -> int:
 
 # -- going back -----------------------------------------------------------------------------------
 @contextmanager
-def alone(core: Core) -> Iterator[None]:
+def alone(core: RolloutCore) -> Iterator[None]:
     """The buffer's lock; where it has a journal, all that happens is there in one commit."""
     with ExitStack() as stack:
         done = None
@@ -137,7 +107,9 @@ def alone(core: Core) -> Iterator[None]:
             done()
 
 
-def rewind(core: Core, step: int, trained: Keys, checkpoint: str, *, keep_future: bool) -> None:
+def rewind(
+    core: RolloutCore, step: int, trained: Keys, checkpoint: str, *, keep_future: bool
+) -> None:
     """Under `alone`: go back to the weights of a step, which a checkpoint has.
 
     `trained` are the groups that were leased when it was made and that its weights have. Leases,
@@ -152,18 +124,18 @@ def rewind(core: Core, step: int, trained: Keys, checkpoint: str, *, keep_future
     core.train_step = step + 1
     _bring_back(core, _archived(core, field("trained_at") > step))
     _leave_future(core, step, keep_future=keep_future)
-    core.line = Line(secrets.token_hex(8), checkpoint, step)
+    core.history = History.new(checkpoint, step)
     core.unkept = 0
-    _know_again(core)
+    own, blobs = own_state(core), core.blobs.all()
+    core.reset()  # claims and promises are over, and the rest is made again from the table
+    restore_own(core, own, blobs)
     expire_due(core)
     table.gate.arrivals.changed(len(core.entries))
     table.gate.wake_all()
 
 
-def _settle_trained(core: Core, keys: Keys, step: int) -> None:
+def _settle_trained(core: RolloutCore, keys: Keys, step: int) -> None:
     """The weights have these, though nobody had confirmed it; nor are earlier ones needed."""
-    from recollect.rollouts.takes import archive
-
     unconfirmed = [key for key in keys.tolist() if not core.entries[key].trained]
     if core.archive and unconfirmed:
         archive(core, core.storage.hide(np.array(unconfirmed, np.uint64)), step)
@@ -176,12 +148,12 @@ def _settle_trained(core: Core, keys: Keys, step: int) -> None:
             core.remove(np.array(sorted(earlier), np.uint64), "archived")
 
 
-def _bring_back(core: Core, keys: Keys) -> None:
+def _bring_back(core: RolloutCore, keys: Keys) -> None:
     """Groups that were trained for nothing are available again, at their old place in the order."""
     if not keys.size:
         return
     storage = core.storage
-    entries = [core.entries[key] for key in keys.tolist()]
+    entries = core.entries_of(keys)
     for task, count in tally(entries).items():
         core.accounts[task].left["trained"] -= count
     for entry in entries:
@@ -192,20 +164,13 @@ def _bring_back(core: Core, keys: Keys) -> None:
     core.table.counts.samples -= storage.show(keys, returned=True)
     core.table.effects.emit(Updated, keys, fields)
     batch = storage.get(keys, None).read(np.empty)
-    _judge(core, keys, batch, as_rows(batch))
+    _date(core, keys, batch, as_rows(batch).columns)
 
 
-def _judge(core: Core, keys: Keys, batch: Batch, rows: Rows) -> None:
+def _date(core: RolloutCore, keys: Keys, batch: Batch, columns: Sequence[Stored]) -> None:
     """Set the version that counts for groups, and the step at which each expires."""
-    assert rows.present is not None
     tasks, starts = batch.info.task.tolist(), batch.info.row_offsets[:-1]
-    version, expires = np.empty(keys.size, np.int64), np.empty(keys.size, np.int64)
-    for task in dict.fromkeys(tasks):
-        versions, steps = row_expiry(rows.columns, rows.present, core.rules[task])
-        here = np.array([each == task for each in tasks])
-        counted = np.minimum.reduceat(np.where(versions >= 0, versions, NEVER), starts)
-        version[here] = np.where(counted < NEVER, counted, NONE)[here]
-        expires[here] = np.minimum.reduceat(steps, starts)[here]
+    version, expires = group_expiry(columns, starts, tasks, core.rules)
     fields = {
         "version": np.where(version >= 0, version, ABSENT_INT),
         "expires": np.where(expires < NEVER, expires, ABSENT_INT),
@@ -215,7 +180,7 @@ def _judge(core: Core, keys: Keys, batch: Batch, rows: Rows) -> None:
 
 
 # -- weights that do not exist any more -----------------------------------------------------------
-def _leave_future(core: Core, step: int, *, keep_future: bool) -> None:
+def _leave_future(core: RolloutCore, step: int, *, keep_future: bool) -> None:
     keys = np.array([k for k, e in core.entries.items() if not e.trained], np.uint64)
     if not keys.size:
         return
@@ -242,7 +207,7 @@ def _newest(batch: Batch) -> Ints:
     return newest
 
 
-def _date_back(core: Core, keys: Keys, step: int) -> None:
+def _date_back(core: RolloutCore, keys: Keys, step: int) -> None:
     """What later weights generated counts as generated by those of the step: its lag is 0."""
     batch = core.storage.get(keys, None).read(np.empty)
     rows, names = as_rows(batch), list(batch.columns)
@@ -259,13 +224,4 @@ def _date_back(core: Core, keys: Keys, step: int) -> None:
     per_item = np.diff(batch.info.row_offsets).astype(np.int32)
     core.storage.amend(keys, after, per_item, np.zeros(keys.size, np.int64))
     core.table.effects.emit(Amended, keys, dict(zip(names, columns, strict=True)))
-    _judge(core, keys, batch, after)
-
-
-def _know_again(core: Core) -> None:
-    """What the buffer keeps beside its table is made again; claims and promises are over."""
-    from recollect.rollouts import persistence
-
-    own, blobs = persistence.own_state(core), core.blobs.all()
-    persistence.forget(core)
-    persistence.restore_own(core, own, blobs)
+    _date(core, keys, batch, columns)

@@ -3,8 +3,9 @@
 Most groups look alike: all rollouts are completed for one reason, each has tokens and, like its
 siblings, logprobs, a mask, versions and a reward, or none of them, and nothing that few rollouts
 have.
-`Direct.look` recognizes such a group; `store` copies it. Everything else, every error, and every
-storage but the one in memory, goes by way of `encoding.encode`, which this file must agree with.
+`ShortPut.recognize` says whether a group is one of these, and `store` copies it. Everything else,
+every error, and every storage but the one in memory, goes by way of `encoding.encode`, which this
+file must agree with.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from recollect.kernels.layout import (
     TOGETHER,
 )
 from recollect.rollouts.cell_columns import to_json
-from recollect.rollouts.encoding import ROWS, Entry, described, tag_of
+from recollect.rollouts.encoding import described, tag_of
+from recollect.rollouts.entries import GroupEntry
 from recollect.rollouts.group import Group
-from recollect.rollouts.rollout import CODES, FINISH_REASONS, Rollout, Status
+from recollect.rollouts.group_columns import ROWS
+from recollect.rollouts.rollout import CODES, Rollout, Status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rules.query import FieldType
 from recollect.rules.selectors import Ordered
@@ -55,7 +58,7 @@ PARTS = (
 )  # fmt: skip
 
 
-class Known(NamedTuple):
+class CommonGroup(NamedTuple):
     """A group of the common layout: what `store` needs beside the objects."""
 
     rollouts: list[Rollout]
@@ -70,7 +73,7 @@ class Known(NamedTuple):
     sizes: tuple[int, ...]
     fields: dict[str, Any]
     expires: int
-    entry: Entry
+    entry: GroupEntry
 
     @property
     def columns(self) -> list[Any]:
@@ -83,7 +86,7 @@ class Known(NamedTuple):
         return [here.get(name) or None for name in ROWS]
 
 
-class Direct:
+class ShortPut:
     """The short way into one buffer's table."""
 
     def __init__(self, storage: Storage) -> None:
@@ -92,17 +95,18 @@ class Direct:
 
         family = kernels.load_tokens()
         self._kernels = family.groups
-        self._about = _about() if type(storage) is MemoryStorage else None
+        # What the kernels must know of objects; None where every group goes the long way.
+        self.objects = object_layout() if type(storage) is MemoryStorage else None
         if isinstance(storage, MemoryStorage):
             self._inserts = DirectInserts(storage, family.single)
 
-    def look(
+    def recognize(
         self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
-    ) -> Known | None:
+    ) -> CommonGroup | None:
         """What a group of the common layout comes to, None for any other."""
         rollouts, task, group_id = group.rollouts, group.task, group.group_id
         if (
-            self._about is None
+            self.objects is None
             or type(rollouts) is not list
             or not rollouts
             or type(group.blobs) is not dict
@@ -118,40 +122,26 @@ class Direct:
         first = rollouts[0]
         try:
             ids = [rollout.rollout_id for rollout in rollouts]
-            reason = first._finish_reason
-            status = first._status or FINISH_REASONS.get(reason)
             unique = set(ids)
-            if status is not Status.COMPLETED or len(unique) != len(ids) or "" in unique:
+            if first.status is not Status.COMPLETED or len(unique) != len(ids) or "" in unique:
                 return None
+            reason = first.finish_reason
         except (AttributeError, TypeError):
             return None
         about = described(group)
         text = to_json(about) if about else None
         prompt = group.prompt_ids
         found = np.empty(GROUP_BLOCK, np.int64)
-        stamped = version is not None
         if not self._kernels.look(
-            id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text), stamped,
-            self._inserts.columns[0], self._about, found,
+            id(rollouts), id(prompt), id(ids), id(reason), id(group_id), id(text),
+            version is not None, self._inserts.columns[0], self.objects, found,
         ):  # fmt: skip
             return None
         sizes = tuple(found.tolist())
-        sent = _dispatched(rollouts, sizes[TOGETHER] == 1, version)
-        if sent is None:
+        dated = _dated(rollouts, sizes, version, rule)
+        if dated is None:
             return None
-        lowest, each = sent
-        oldest = NONE if version is None else version
-        if sizes[HAS_VERSIONS]:
-            oldest = sizes[OLDEST]
-            if oldest < 0:  # tool output
-                return None
-            if rule.measure == "dispatch" and each.size and each.min() < 0:
-                return None  # for some rollouts the dispatch counts, for others their tokens
-        elif sizes[SOME_NAN]:  # tool output among tokens that are to be stamped
-            return None
-        counted = lowest
-        if oldest >= 0 and (rule.measure == "oldest_token" or lowest < 0):
-            counted = oldest
+        counted, lowest, each = dated
         expires = rule.expires_at(counted) if counted >= 0 else NEVER
         fields = {
             "task": task,
@@ -161,31 +151,30 @@ class Direct:
         }
         for name, kind in tags.items():
             fields[name] = tag_of(name, kind, group)
-        entry = Entry(group_id, task, counted, 0.0)
         stamp = NONE if version is None or sizes[HAS_VERSIONS] else version
-        return Known(
+        return CommonGroup(
             rollouts, ids, prompt, reason, text, stamp, lowest, each, found, sizes, fields,
-            expires, entry,
+            expires, GroupEntry(group_id, task, counted, 0.0),
         )  # fmt: skip
 
-    def store(self, known: Known, now: float) -> int | None:
+    def store(self, common: CommonGroup, now: float) -> int | None:
         """Under the lock: copy a group; returns its key, None where it has changed meanwhile."""
         rows, shared = self._inserts.columns
-        kernel, about = self._kernels.write, self._about
-        entry, sizes = known.entry, known.sizes
+        kernel, objects = self._kernels.write, self.objects
+        entry, sizes = common.entry, common.sizes
 
         def write(place: Ints) -> bool:
             done: bool = kernel(
-                id(known.rollouts), id(known.prompt), id(known.ids), id(known.reason),
-                id(entry.group_id), id(known.about), known.stamp, known.dispatch, known.each, rows,
-                shared, about, known.found, place,
+                id(common.rollouts), id(common.prompt), id(common.ids), id(common.reason),
+                id(entry.group_id), id(common.about), common.stamp, common.dispatch, common.each,
+                rows, shared, objects, common.found, place,
             )  # fmt: skip
             return done
 
-        count = len(known.ids)
+        count = len(common.ids)
         stored = sizes[GROUP_STORED], sizes[SHARED_STORED]
         payload = sizes[GROUP_PAYLOAD], sizes[SHARED_PAYLOAD]
-        return self._inserts.insert(count, stored, payload, known.fields, now, write)
+        return self._inserts.insert(count, stored, payload, common.fields, now, write)
 
     def ever_archived(self) -> bool:
         """Whether a group may be archived."""
@@ -194,6 +183,31 @@ class Direct:
     def evict(self, order: Ordered) -> int:
         """Under the lock: the first group by an order leaves; returns its key."""
         return self._inserts.evict(order)
+
+
+def _dated(
+    rollouts: list[Rollout], sizes: tuple[int, ...], version: int | None, rule: Staleness
+) -> tuple[int, int, Ints] | None:
+    """The version that counts for a group, and its dispatch versions as `_dispatched` has them.
+
+    None where rollouts differ in what counts, or some tokens are tool output.
+    """
+    sent = _dispatched(rollouts, sizes[TOGETHER] == 1, version)
+    if sent is None:
+        return None
+    lowest, each = sent
+    oldest = NONE if version is None else version
+    if sizes[HAS_VERSIONS]:
+        oldest = sizes[OLDEST]
+        if oldest < 0:  # tool output
+            return None
+        if rule.measure == "dispatch" and each.size and each.min() < 0:
+            return None  # for some rollouts the dispatch counts, for others their tokens
+    elif sizes[SOME_NAN]:  # tool output among tokens that are to be stamped
+        return None
+    if oldest >= 0 and (rule.measure == "oldest_token" or lowest < 0):
+        return oldest, lowest, each
+    return lowest, lowest, each
 
 
 def _dispatched(
@@ -218,10 +232,10 @@ def _dispatched(
 
 # -- how objects are laid out ---------------------------------------------------------------------
 @cache
-def _about() -> Ints | None:
+def object_layout() -> Ints | None:
     """What the kernels must know of objects, None where this interpreter lays them out otherwise.
 
-    Where a rollout keeps its parts is looked up in one whose parts are all different.
+    A rollout whose parts are all different shows where it keeps each of them.
     """
     reading = kernels.load_tokens().rows.data_address  # the word 16 bytes after an address
     probe = object.__new__(Rollout)
@@ -248,8 +262,8 @@ def _about() -> Ints | None:
     if [reading(id(one)) for one in sample] != expected:
         return None
     sevens, others = [int("700"), int("7000") // 10], (701, -700, 1 << 40, 1 << 70)
-    told = [(reading(id(one)), reading(id(one) + 8) & DIGIT) for one in (*sevens, *others)]
-    if told[0] != told[1] or told[0] in told[2:]:
+    digits = [(reading(id(one)), reading(id(one) + 8) & DIGIT) for one in (*sevens, *others)]
+    if digits[0] != digits[1] or digits[0] in digits[2:]:
         return None
     types = (np.ndarray, np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.int8), float, str)
     ids = [id(Rollout), id(None), *map(id, types), id(dict), id(list), id(0), data]

@@ -126,7 +126,7 @@ def lag(train_step: int, version: int) -> int:
     return train_step - version - 1
 
 
-class Rules:
+class StalenessRules:
     """The staleness of each task: one for all, or a mapping."""
 
     def __init__(self, given: Any) -> None:

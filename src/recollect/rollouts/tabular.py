@@ -22,6 +22,7 @@ from recollect.data.conversions import widened
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.cell_columns import to_json
 from recollect.rollouts.group import Group
+from recollect.rollouts.group_columns import ARRAYS
 from recollect.rollouts.rollout import Rollout
 from recollect.rollouts.values import named
 
@@ -36,7 +37,6 @@ SHARED = ("group_id", "task", "prompt", "ground_truth")
 OF_GROUP = ("group_prompt_ids", "group_extras", "group_blobs")  # what rollouts have too
 WHOLE = ("dispatch_version", "segment", "attempt")
 JSON = ("rewards", "turns", "extras", "group_extras", "prompt", "ground_truth")
-ARRAYS = "arrays."
 
 
 def to_dicts(groups: Iterable[Group]) -> list[dict[str, Any]]:

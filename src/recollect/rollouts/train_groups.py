@@ -1,4 +1,4 @@
-"""`Drawing`: groups for train steps, leased once or replayed, so that a crash gives them back.
+"""`GroupSource`: groups for train steps, leased once or replayed, so that a crash gives them back.
 
 What is drawn to train once is leased. What is replayed stays where it is, and a group that was
 drawn for the last time is leased, so that it leaves when its step is confirmed. All shares of a
@@ -11,25 +11,23 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
-from recollect.base.leases import LeaseLike
-from recollect.rollouts.core import NO_KEYS, Core
+from recollect.base.leases import Lease, LeaseLike
+from recollect.rollouts.core import NO_KEYS, ChosenGroups, RolloutCore
 from recollect.rollouts.expiry import advance_to
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
+from recollect.rollouts.takes import hand_out, missing
 from recollect.rules.query import Query, field
-from recollect.storage.base import Chosen, Where
+from recollect.storage.base import Where
 from recollect.table.lease_verbs import lease_out
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
-
-if TYPE_CHECKING:
-    from recollect.rollouts.buffer import RolloutBuffer
 
 Keys = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -39,7 +37,7 @@ ANY = ""  # the task of a share that takes groups of every task
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayRule:
     """How a step is drawn from groups that may train again.
 
     Attributes:
@@ -53,12 +51,11 @@ class Replayed:
     without: Keys
 
 
-class Drawing:
+class GroupSource:
     """What the preparation of train steps asks of a buffer."""
 
-    def __init__(self, buffer: RolloutBuffer) -> None:
-        self._buffer = buffer
-        self._core = buffer.core
+    def __init__(self, core: RolloutCore) -> None:
+        self._core = core
 
     @property
     def capacity(self) -> int | None:
@@ -69,7 +66,7 @@ class Drawing:
         """Wait for groups of each task, and lease them for a step without a deadline."""
         return await self._core.table.run_async(_take(self._core, sizes, step))
 
-    async def sample(self, sizes: Mapping[str, int], step: int, rule: Replayed) -> list[Groups]:
+    async def sample(self, sizes: Mapping[str, int], step: int, rule: ReplayRule) -> list[Groups]:
         """Wait for groups of each task, and draw them for a step, some under a lease."""
         return await self._core.table.run_async(_sample(self._core, sizes, step, rule))
 
@@ -100,36 +97,36 @@ class Drawing:
 
 
 # -- verbs ----------------------------------------------------------------------------------------
-def _ready(core: Core, task: str, more: Query | None = None) -> Where | None:
+def _ready(core: RolloutCore, task: str, more: Query | None = None) -> Where | None:
     """The groups of a task that can train."""
     return core.where(task or None, Status.COMPLETED, True, more)
 
 
-def _take(core: Core, sizes: Mapping[str, int], step: int) -> Verb[Groups]:
+def _take(core: RolloutCore, sizes: Mapping[str, int], step: int) -> Verb[Groups]:
     shares = {task: (size, _ready(core, task)) for task, size in sizes.items()}
 
-    def attempt() -> Any:
+    def attempt() -> ChosenGroups | Blocked:
         advance_to(core, step)
-        blocked = core.taking._missing(shares)
-        if blocked is not None:
-            return blocked
-        return core.taking._hand_out(shares, math.inf, OWNER, step)
+        blocked = missing(core, shares)
+        return hand_out(core, shares, math.inf, OWNER, step) if blocked is None else blocked
 
-    return PlainVerb("get", attempt, finish=core.taking._collate)
+    return PlainVerb("get", attempt, finish=core.collated)
 
 
-def _sample(core: Core, sizes: Mapping[str, int], step: int, rule: Replayed) -> Verb[list[Groups]]:
+def _sample(
+    core: RolloutCore, sizes: Mapping[str, int], step: int, rule: ReplayRule
+) -> Verb[list[Groups]]:
     shares = _Shares(core, sizes, rule)
 
-    def attempt() -> Any:
+    def attempt() -> list[ChosenGroups] | Blocked:
         advance_to(core, step)
         parts = shares.parts()
         if isinstance(parts, Blocked):
             return parts
         return [_drawn(core, count, where, rule.max_uses, step) for count, where in parts if count]
 
-    def finish(drawn: list[tuple[Chosen, dict[str, bytes], LeaseLike | None]]) -> list[Groups]:
-        return [core.collated(chosen, step, blobs, lease) for chosen, blobs, lease in drawn]
+    def finish(drawn: list[ChosenGroups]) -> list[Groups]:
+        return list(map(core.collated, drawn))
 
     return PlainVerb("get", attempt, finish=finish)
 
@@ -137,7 +134,7 @@ def _sample(core: Core, sizes: Mapping[str, int], step: int, rule: Replayed) -> 
 class _Shares:
     """Which part of a step comes from which part of the buffer."""
 
-    def __init__(self, core: Core, sizes: Mapping[str, int], rule: Replayed) -> None:
+    def __init__(self, core: RolloutCore, sizes: Mapping[str, int], rule: ReplayRule) -> None:
         self._core, self._sizes, self._rule = core, sizes, rule
         self._unused, self._used = field("times_sampled") == 0, field("times_sampled") > 0
         self._others = None
@@ -183,9 +180,9 @@ class _Shares:
 
 
 def _drawn(
-    core: Core, count: int, where: Where | None, max_uses: int, step: int
-) -> tuple[Chosen, dict[str, bytes], LeaseLike | None]:
-    """Draw groups. Those that do it for the last time are leased: nobody draws them again, and
+    core: RolloutCore, count: int, where: Where | None, max_uses: int, step: int
+) -> ChosenGroups:
+    """Draw groups. Those that are drawn for the last time are leased: nobody draws them again, and
     they are not lost."""
     table = core.table
     chosen = core.storage.sample(
@@ -193,30 +190,30 @@ def _drawn(
     )
     table.counts.samples += count
     table.counts.sample_calls += 1
-    entries = [core.entries[key] for key in chosen.keys.tolist()]
+    entries = core.entries_of(chosen.keys)
     core.accounts.drew(entry.task for entry in entries)
-    worn = np.zeros(count, np.bool_)
+    last = np.zeros(count, np.bool_)
     if max_uses:
-        worn = _times_used(core, chosen.keys) >= max_uses
-    if core.recorder is not None and not worn.all():
-        core.recorder.sampled(chosen.keys[~worn])  # the effect of a lease tells of the others
-    lease = _leased(core, core.storage.hide(chosen.keys[worn]), step) if worn.any() else None
-    return chosen, core.blobs_of(entries), lease
+        last = _times_used(core, chosen.keys) >= max_uses
+    if core.recorder is not None and not last.all():
+        core.recorder.sampled(chosen.keys[~last])  # the effect of a lease tells of the others
+    lease = _leased(core, core.storage.hide(chosen.keys[last]), step) if last.any() else None
+    return ChosenGroups(chosen, step, core.blobs_of(entries), lease)
 
 
-def _leased(core: Core, hidden: Keys, step: int) -> LeaseLike:
+def _leased(core: RolloutCore, hidden: Keys, step: int) -> Lease:
     lease = lease_out(core.table, core.storage.get(hidden, None), OWNER, math.inf)
-    core.steps_of[lease.id] = step
+    core.lease_steps[lease.id] = step
     return lease
 
 
-def _times_used(core: Core, keys: Keys) -> Ints:
+def _times_used(core: RolloutCore, keys: Keys) -> Ints:
     batch = core.storage.get(keys, ["segment"]).read(np.empty)
     return np.asarray(batch.info.times_sampled, np.int64)
 
 
-def _sample_again(core: Core, keys: Keys, leased: Keys, step: int) -> Verb[Groups]:
-    def attempt() -> Any:
+def _sample_again(core: RolloutCore, keys: Keys, leased: Keys, step: int) -> Verb[Groups]:
+    def attempt() -> ChosenGroups:
         there = core.storage.find(keys, _ready(core, ANY), visible=True)
         lease = None
         again = leased[np.isin(leased, there)]
@@ -225,18 +222,12 @@ def _sample_again(core: Core, keys: Keys, leased: Keys, step: int) -> Verb[Group
             taken = core.storage.take(core.table.rules.sampler, again.size, where, hide=True)
             core.table.counts.samples += again.size
             lease = _leased(core, taken.keys, step)
-        chosen = core.storage.get(keys[np.isin(keys, there)], None)
-        blobs = core.blobs_of([core.entries[key] for key in chosen.keys.tolist()])
-        return chosen, blobs, lease
+        return core.choose(keys[np.isin(keys, there)], step, lease)
 
-    def finish(found: tuple[Chosen, dict[str, bytes], LeaseLike | None]) -> Groups:
-        chosen, blobs, lease = found
-        return core.collated(chosen, step, blobs, lease)
-
-    return PlainVerb("restore", attempt, finish=finish)
+    return PlainVerb("restore", attempt, finish=core.collated)
 
 
-def _discard(core: Core, leases: Sequence[LeaseLike], keys: Keys) -> Verb[int]:
+def _discard(core: RolloutCore, leases: Sequence[LeaseLike], keys: Keys) -> Verb[int]:
     def attempt() -> int:
         gone = 0
         for lease in leases:

@@ -1,13 +1,15 @@
-"""Checks of what a rollout is given: each returns a clean value, or says what is wrong."""
+"""Checks of what rollouts and buffers are given: each returns a clean value, or raises an error."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arguments import time_span
 from recollect.errors import InvalidValue, shown
 
 Array = NDArray[Any]
@@ -136,3 +138,10 @@ def same_arrays(one: Array | None, other: Array | None) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def lease_span(lease: Any) -> float | None:
+    """Seconds of a lease: True has no deadline, None and False are no lease."""
+    if lease is True:
+        return math.inf
+    return None if lease is None or lease is False else time_span("lease", lease)

@@ -39,7 +39,7 @@ PARTITIONS: list[tuple[str, ...]] = [
 
 def live(seed: int, steps: int, storage: Storage, capacities: Sequence[int] = ()) -> None:
     """Let a table live for some steps; a failure shows the seed and the last calls."""
-    life = Life(seed, storage, capacities)
+    life = RandomLife(seed, storage, capacities)
     with life.pair.explaining(f"seed {seed}"):
         life.run(steps)
 
@@ -61,7 +61,7 @@ def choose_limiter(rng: random.Random, capacity: int) -> Limiter:
     return MinSize(rng.randint(0, min(3, capacity)))
 
 
-class Life:
+class RandomLife:
     """One table with random rules, and random calls on it."""
 
     def __init__(self, seed: int, storage: Storage, capacities: Sequence[int] = ()) -> None:

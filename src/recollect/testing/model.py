@@ -17,8 +17,8 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.data.schema import Column
 from recollect.errors import NeverPossible, WaitTimeout
-from recollect.rules.limiters import Limiter, MinSize, Queue, SampleToInsertRatio
 from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.testing.limiter_model import LimiterModel
 
 Predicate = Callable[["Item"], bool]
 NEVER, BLOCKED, GO = NeverPossible, WaitTimeout, None
@@ -63,13 +63,14 @@ def size_of(column: Column, cell: Any) -> int:
     return column.size * (len(cell) if column.ragged else 1)
 
 
-@dataclass
-class Model:
+@dataclass(kw_only=True)
+class Model(LimiterModel):
+    """A table as a list of items."""
+
     capacity: int
     capacity_bytes: int | None
     sampler: Selector
     remover: Selector
-    limiter: Limiter
     max_times_sampled: int
     columns: dict[str, Column]
     shared_columns: dict[str, Column]
@@ -77,9 +78,6 @@ class Model:
     items: list[Item] = field(default_factory=list)
     leases: dict[int, HeldLease] = field(default_factory=dict)
     requests: dict[Any, list[int]] = field(default_factory=dict)
-    inserts: int = 0
-    samples: int = 0
-    removals: int = 0
     sample_calls: int = 0
     arrivals: int = 0
     now: float = 0.0
@@ -94,6 +92,10 @@ class Model:
     def bound(self) -> float:
         return math.inf if self.capacity_bytes is None else self.capacity_bytes
 
+    @property
+    def leased(self) -> int:
+        return sum(len(held.items) for held in self.leases.values())
+
     def find(self, key: int) -> Item | None:
         return next((item for item in self.items if item.key == key), None)
 
@@ -104,65 +106,6 @@ class Model:
         item.nbytes = sum(
             size_of(column, row[name]) for row in item.rows for name, column in self.columns.items()
         ) + sum(size_of(c, item.shared[name]) for name, c in self.shared_columns.items())
-
-    # -- limiter --------------------------------------------------------------------------------
-    def may_insert(self, k: int) -> bool:
-        size, limiter = self.inserts + k - self.removals, self.limiter
-        if isinstance(limiter, Queue):
-            return size <= limiter.size
-        if isinstance(limiter, SampleToInsertRatio):
-            difference = (self.inserts + k) * limiter.ratio - self.samples
-            return size <= limiter.min_size or difference <= limiter.bounds[1]
-        return True
-
-    def may_sample(self, k: int) -> bool:
-        size, limiter = self.inserts - self.removals, self.limiter
-        if isinstance(limiter, Queue):
-            return size >= k
-        if isinstance(limiter, SampleToInsertRatio):
-            difference = self.inserts * limiter.ratio - self.samples - k
-            return size >= limiter.min_size and difference >= limiter.bounds[0]
-        assert isinstance(limiter, MinSize)
-        return size >= limiter.min_size
-
-    def never_sampled(self, k: int) -> bool:
-        if isinstance(self.limiter, Queue):
-            return k > self.limiter.size
-        if isinstance(self.limiter, SampleToInsertRatio):
-            return k > self.limiter.bounds[1] - self.limiter.bounds[0]
-        return False
-
-    def never_inserted(self, k: int) -> bool:
-        limiter = self.limiter
-        if isinstance(limiter, Queue):
-            return k > limiter.size
-        if isinstance(limiter, SampleToInsertRatio):
-            low, high = limiter.bounds
-            return k * limiter.ratio > high - low
-        return False
-
-    @property
-    def leased(self) -> int:
-        return sum(len(held.items) for held in self.leases.values())
-
-    def stuck_insert(self, k: int) -> bool:
-        """It may not go, nothing may be sampled, and no lease that is confirmed helps."""
-        if self.may_insert(k) or not isinstance(self.limiter, SampleToInsertRatio):
-            return False
-        size = self.inserts + k - self.removals
-        return not self.may_sample(1) and size - self.leased > self.limiter.min_size
-
-    def stuck_sample(self, k: int) -> bool:
-        """It may not go, nothing may be inserted, and no lease that ends helps."""
-        if not isinstance(self.limiter, SampleToInsertRatio) or self.may_sample(k):
-            return False
-        if self.may_insert(1):
-            return False
-        size = self.inserts + 1 - self.removals
-        self.samples -= self.leased
-        given_back = self.may_sample(k)
-        self.samples += self.leased
-        return not given_back and size - self.leased > self.limiter.min_size
 
     # -- what would happen ----------------------------------------------------------------------
     def insert_outcome(self, new: list[Item]) -> Any:

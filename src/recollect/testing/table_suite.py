@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -344,7 +345,7 @@ class TableTests(StorageTests):
         table = self.table(capacity=3, sampler=Fifo())
         told: list[Any] = []
 
-        class Follower:
+        class NotingFollower:
             def follow(self, effect: Effect) -> None:
                 payload = None
                 if isinstance(effect, Removed):
@@ -355,7 +356,7 @@ class TableTests(StorageTests):
             def settle(self, number: int) -> None:
                 assert number == table.stats()["effects"]
 
-        table.follow(Follower())
+        table.follow(NotingFollower())
         keys = table.insert({"x": [0, 1]})
         table.update(keys, task="a")
         held = table.take(1, lease=60.0)
@@ -426,12 +427,7 @@ class TableTests(StorageTests):
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=guarded, args=(w,), daemon=True) for w in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * LONG)
-            assert not thread.is_alive(), "a thread hangs"
+        run_to_the_end([threading.Thread(target=guarded, args=(w,), daemon=True) for w in range(8)])
         if errors:
             raise errors[0]
         stats = table.stats()
@@ -443,3 +439,12 @@ class TableTests(StorageTests):
         assert stats["size"] == stats["inserts"] - sum(removed.values())
         assert stats["leased"] == 0
         assert sum(table.counts("task").values()) == len(table) == table.count()
+
+
+def run_to_the_end(threads: Sequence[threading.Thread]) -> None:
+    """Start all of them, and wait until each has ended."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LONG)
+        assert not thread.is_alive(), "a thread hangs"

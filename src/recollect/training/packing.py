@@ -194,7 +194,6 @@ def pack(
     most, ranks = whole("max_tokens", max_tokens, 1), whole("ranks", ranks, 1)
     one_of("balance", balance, BALANCE)
     one_of("too_long", too_long, TOO_LONG)
-    made = kernels.load_packing().packing
     full = selection.prompts.lengths + selection.lengths
     lengths = np.minimum(full, most)
     kept = np.flatnonzero(selection.keep)
@@ -204,8 +203,8 @@ def pack(
     costs = lengths.astype(np.float64)
     if balance == "flops":
         costs += costs * costs / whole("quadratic_at", quadratic_at, 1)
-    places = _placed(made, kept, lengths, costs, ranks, most)
-    tokens = _written(made, selection, places, advantages, arrays)
+    places = _placed(kept, lengths, costs, ranks, most)
+    tokens = _written(selection, places, advantages, arrays)
     return Packed(
         ranks=_packs(selection, places, tokens),
         max_tokens=most,
@@ -248,8 +247,9 @@ class _Places:
     loads: Floats
 
 
-def _placed(made: Any, kept: Ints, lengths: Ints, costs: Floats, ranks: int, most: int) -> _Places:
+def _placed(kept: Ints, lengths: Ints, costs: Floats, ranks: int, most: int) -> _Places:
     """Divide rollouts over ranks by their costs, and put each rank's into packs."""
+    made = kernels.load_packing().packing
     order = kept[np.argsort(-lengths[kept], kind="stable")]
     loads, rank_of = np.zeros(ranks), np.full(lengths.size, -1, np.int64)
     made.divide(costs, order, loads, rank_of)
@@ -273,12 +273,12 @@ class _Tokens:
 
 
 def _written(
-    made: Any,
     selection: Selection,
     places: _Places,
     advantages: Advantages | NDArray[Any] | None,
     arrays: Sequence[str] | Mapping[str, Ragged],
 ) -> _Tokens:
+    made = kernels.load_packing().packing
     placed, lengths = places.rows, places.lengths
     starts = offsets_of(lengths)
     total = int(starts[-1])

@@ -18,7 +18,7 @@ from recollect.kernels import load as kernels
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.takes import checked_sizes
-from recollect.rollouts.train_groups import ANY, Drawing
+from recollect.rollouts.train_groups import ANY, GroupSource
 from recollect.training.advantages import Advantage, rule_of
 from recollect.training.filters import Filter
 from recollect.training.metrics import Window, stored
@@ -116,7 +116,7 @@ class DataPreparation:
         first_step: int = 1,
     ) -> None:
         self.buffer = _buffer_of(source)
-        self._source = Drawing(self.buffer)
+        self._source = GroupSource(self.buffer.core)
         self.sizes = _sizes_of(batch, self._source.capacity)
         self.ranks = whole("ranks", ranks, 1)
         self.mode = Queue() if mode is None else mode

@@ -17,7 +17,7 @@ from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import Groups
-from recollect.rollouts.train_groups import Drawing, Replayed
+from recollect.rollouts.train_groups import GroupSource, ReplayRule
 from recollect.rules.selectors import Selector
 from recollect.training.selection import Floats, Ints, Selection, join, select
 
@@ -73,7 +73,7 @@ class Mode(ABC):
 
     @abstractmethod
     async def draw(
-        self, source: Drawing, sizes: Mapping[str, int], step: int, without: Keys
+        self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
     ) -> DrawnGroups:
         """Wait for groups of each task, other than some, and draw them for a train step."""
 
@@ -83,7 +83,7 @@ class Queue(Mode):
     """Each group trains once, in the order of the buffer."""
 
     async def draw(
-        self, source: Drawing, sizes: Mapping[str, int], step: int, without: Keys
+        self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
     ) -> DrawnGroups:
         groups = await source.take(sizes, step)
         return drawn_of(groups, groups.info.times_sampled, np.ones(len(groups)))
@@ -122,9 +122,9 @@ class Replay(Mode):
             buffer.table.sampler = self.sampler
 
     async def draw(
-        self, source: Drawing, sizes: Mapping[str, int], step: int, without: Keys
+        self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
     ) -> DrawnGroups:
-        rule = Replayed(self.max_uses, self.fresh_share, without)
+        rule = ReplayRule(self.max_uses, self.fresh_share, without)
         parts = await source.sample(sizes, step, rule)
         return joined(
             [drawn_of(part, part.info.times_sampled, part.info.weights) for part in parts]

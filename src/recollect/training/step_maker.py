@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from recollect.rollouts.buffer import RolloutBuffer
-from recollect.rollouts.train_groups import ANY, Drawing
+from recollect.rollouts.train_groups import ANY, GroupSource
 from recollect.training.advantages import Advantage, advantages
 from recollect.training.filters import Filter, Filtered, apply_filters
 from recollect.training.metrics import Window, trained
@@ -28,7 +28,7 @@ class StepMaker:
     """
 
     buffer: RolloutBuffer
-    source: Drawing
+    source: GroupSource
     sizes: Mapping[str, int]
     ranks: int
     mode: Mode
