@@ -107,14 +107,6 @@ from recollect.kernels.machine.memory import (
 from recollect.kernels.machine.power import power
 from recollect.kernels.orders import nbytes_of, rows_of
 from recollect.kernels.rows import lay_rows
-from recollect.kernels.runs import (
-    RUN,
-    count_from,
-    fill_run,
-    linked_in_a_row,
-    renew_run,
-    times_if_alike,
-)
 from recollect.kernels.sum_tree import refresh
 
 # rows of the int64 and float64 arrays that sample and take fill
@@ -626,35 +618,18 @@ def recycle(
     times = int32_at(items[A_RECORD])
     inserted = float64_at(items[A_INSERTED])
     sizes = int64_at(items[A_NBYTES])
-    new_keys, new_slots = np.int64(keys_out.ctypes.data), np.int64(slots.ctypes.data)
     key = np.uint64(items[ORIGIN]) | np.uint64(items[COUNTER])
     all_slots, differ, hashed = items[SLOTS], items[A_NBYTES] != 0, items[DISPLACED] > 0
     home = items[COUNTER] % all_slots
     stretch = place = stop = np.int64(0)
     priority, tell = priorities[0], keys_out.size > n
     left = records[4 * slot + LOCATION] >> 32  # the segment of the last rows that left, how many
-    leaving = sampled = i = run = np.int64(0)
-    plain = priorities.size == 1 and not (tell or differ or hashed)
-    while i < n:
+    leaving = sampled = np.int64(0)
+    for i in range(n):
         if i == stop:
             place, stop = stretches[stretch, STRETCH_PLACE], stretches[stretch, STRETCH_END]
             stretch += 1
         record = 4 * slot
-        if plain and run <= i <= stop - RUN and home == slot and slot + RUN < all_slots:
-            run_of_records = items[A_RECORD] + 32 * slot
-            often = np.int64(times_if_alike(run_of_records, left, priority))
-            if often >= 0 and linked_in_a_row(x[A_NEXT], slot):
-                renew_run(run_of_records, np.int64(key), place, priority)
-                fill_run(items[A_INSERTED] + 8 * slot, now)
-                count_from(new_keys + 8 * i, np.int64(key))
-                count_from(new_slots + 8 * i, slot)
-                sampled += often
-                i, leaving = i + RUN, leaving + RUN
-                key, place, home = key + np.uint64(RUN), place + RUN, home + RUN
-                last = slot + RUN - 1
-                slot = np.int64(following[last])
-                continue
-            run = i + RUN  # where the next one may begin
         if hashed and _home(items, np.uint64(records[record + KEY])) != slot:
             _hash_remove(items, slot)
         segment = records[record + LOCATION] >> 32
@@ -668,7 +643,7 @@ def recycle(
         records[record + KEY] = np.int64(key)
         if home != slot:
             _hash_add(items, slot)
-            hashed, plain = True, False
+            hashed = True
         home = home + 1 if home + 1 < all_slots else np.int64(0)
         if differ:  # else every row has the same size
             size = nbytes[i] if nbytes.size > 1 else nbytes[0]
@@ -689,7 +664,6 @@ def recycle(
         key += np.uint64(1)
         slots[i] = last = slot
         slot = np.int64(following[slot])
-        i += 1
     _leave_segment(items, A_SEGMENT_ROWS, A_SEGMENT_SEALED, left, leaving)
     items[COUNTER] += n
     items[SAMPLED] -= sampled
