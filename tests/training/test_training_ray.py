@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from ray_cluster import ray_cluster
 
 import recollect as rc
 from recollect.training import DataPreparation
-from recollect.training.actor import start_actor
+from recollect.training.actor import RemotePreparation, start_actor
 
 CONFIG = {
     "source": {"order": "Fifo", "staleness": {"max_staleness": 100}},
@@ -102,3 +103,9 @@ def test_a_wrong_configuration_is_refused_where_it_was_written() -> None:
         start_actor({**CONFIG, "mode": {"type": "Replay", "max_uses": "many"}})
     with pytest.raises(rc.InvalidValue, match="expected a mapping or a path"):
         start_actor(7)  # type: ignore[arg-type]
+
+
+def test_both_faces_of_an_actor_can_be_sent() -> None:
+    remote = RemotePreparation("the actor")
+    for face in (remote, remote.sync):
+        assert pickle.loads(pickle.dumps(face)).handle == "the actor"

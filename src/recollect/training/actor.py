@@ -7,8 +7,9 @@ without a copy, and read-only. The actor is asynchronous: a rank that waits hold
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from recollect.base.optional import optional
 from recollect.config import Source, load_mapping
@@ -21,38 +22,51 @@ from recollect.training.train_step import RankBatch
 AT_ONCE = 10_000  # calls that may wait in the actor at the same time
 
 
-class PreparationActor:
+class PreparationCalls(ABC):
+    """The calls of a preparation, passed on to it."""
+
+    @property
+    @abstractmethod
+    def _calls(self) -> DataPreparation:
+        """What has the calls as coroutines."""
+
+    async def put(self, group: Group, version: int | None = None) -> int | None:
+        return await self._calls.put(group, version=version)
+
+    async def get(self, rank: int, step: int) -> RankBatch:
+        return await self._calls.get(rank, step)
+
+    async def confirm(self, rank: int, step: int) -> bool:
+        return await self._calls.confirm(rank, step)
+
+    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
+        return await self._calls.report(rank, step, rollout_ids, priority)
+
+    async def state(self) -> dict[str, Any]:
+        return await self._calls.state()
+
+    async def restore(self, saved: Mapping[str, Any]) -> int:
+        return await self._calls.restore(saved)
+
+    async def close(self) -> None:
+        await self._calls.close()
+
+
+class PreparationActor(PreparationCalls):
     """What runs in the actor's process. `start_actor` starts it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._preparation = DataPreparation.from_config(config)
 
-    async def put(self, group: Group, version: int | None = None) -> int | None:
-        return await self._preparation.put(group, version=version)
-
-    async def get(self, rank: int, step: int) -> RankBatch:
-        return await self._preparation.get(rank, step)
-
-    async def confirm(self, rank: int, step: int) -> bool:
-        return await self._preparation.confirm(rank, step)
-
-    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
-        return await self._preparation.report(rank, step, rollout_ids, priority)
-
-    async def state(self) -> dict[str, Any]:
-        return await self._preparation.state()
-
-    async def restore(self, saved: Mapping[str, Any]) -> int:
-        return await self._preparation.restore(saved)
+    @property
+    def _calls(self) -> DataPreparation:
+        return self._preparation
 
     async def metrics(self) -> dict[str, float]:
         return stored(self._preparation.buffer)
 
-    async def close(self) -> None:
-        await self._preparation.close()
 
-
-class RemotePreparation:
+class RemotePreparation(PreparationCalls):
     """The calls of `DataPreparation` on an actor. It may be sent to other tasks and actors.
 
     Calls are coroutines; `sync` has them blocking. `handle` is the actor itself.
@@ -61,40 +75,14 @@ class RemotePreparation:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
-    async def put(self, group: Group, *, version: int | None = None) -> int | None:
-        found: int | None = await self._call("put", group, version)
-        return found
-
-    async def get(self, rank: int, step: int) -> RankBatch:
-        found: RankBatch = await self._call("get", rank, step)
-        return found
-
-    async def confirm(self, rank: int, step: int) -> bool:
-        found: bool = await self._call("confirm", rank, step)
-        return found
-
-    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
-        found: int = await self._call("report", rank, step, rollout_ids, priority)
-        return found
-
-    async def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._call("state")
-        return found
-
-    async def restore(self, saved: Mapping[str, Any]) -> int:
-        found: int = await self._call("restore", saved)
-        return found
+    @property
+    def _calls(self) -> DataPreparation:
+        return cast(DataPreparation, _References(self.handle))
 
     async def metrics(self) -> dict[str, float]:
         """What the actor's buffer holds now (`buffer/...`)."""
-        found: dict[str, float] = await self._call("metrics")
+        found: dict[str, float] = await self.handle.metrics.remote()
         return found
-
-    async def close(self) -> None:
-        await self._call("close")
-
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        return await getattr(self.handle, name).remote(*arguments)
 
     @property
     def sync(self) -> BlockingRemotePreparation:
@@ -106,9 +94,11 @@ class BlockingRemotePreparation(BlockingPreparation):
     """The calls of `RemotePreparation` for programs without an event loop."""
 
     def __init__(self, handle: Any) -> None:
-        calls: Any = _References(handle)
-        super().__init__(calls)
+        super().__init__(cast(DataPreparation, _References(handle)))
         self.handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:  # it may be sent, too, and its lock may not
+        return BlockingRemotePreparation, (self.handle,)
 
     def run(self, call: Any) -> Any:
         """Wait for what an actor was asked for."""
@@ -120,7 +110,7 @@ class BlockingRemotePreparation(BlockingPreparation):
 
 
 class _References:
-    """The calls of an actor, of which each returns a reference at once."""
+    """The calls of an actor. Each returns a reference at once, which can be awaited."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
