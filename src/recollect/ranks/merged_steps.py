@@ -1,9 +1,10 @@
-"""Episodes of saved replay buffers become the rings of one: their marks, and rows in new places.
+"""Episodes of several saved replay buffers become the rings of one new shard.
 
-An episode is a unit and its rows are its size. It is laid into a ring behind others, so what was
-cut must say so by itself: one that lost its head counts its offsets from its first surviving row,
-which is not marked as a first one; one that was not over ends as truncated, without an observation
-after it. Then no sequence runs on into its neighbour, and nothing is bootstrapped from it.
+Episodes are dealt out whole, and their rows are counted. In its new ring an episode follows others,
+so its marks must say where it is not whole. One that lost its head counts its offsets from its
+first surviving row, which is not marked as a first one. One that was not over ends as truncated,
+without an observation after it. Then no sequence runs on into the next episode, and no value is
+bootstrapped from that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from recollect.ranks.redistribution import (
     into_lanes,
     seed_words,
 )
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 from recollect.storage.memory.capture import Saved
 
 Ints = NDArray[np.int64]
@@ -210,12 +211,12 @@ class StepParts(TableParts):
         return items
 
     def _end(self, flags: Array, begins: Ints, lengths: Ints, unfinished: Array) -> None:
-        """Episodes that were not over are: cut short, and nothing is known of what comes after."""
+        """End the episodes that were not over: truncated, without an observation after them."""
         last = (begins + lengths - 1)[unfinished]
         if not self._next:
             flags[last] |= sl.TRUNCATED
             return
-        flags[last] |= sl.FINAL  # its row is an observation whose action led nowhere yet
+        flags[last] |= sl.FINAL  # what the action of the last row led to is not known
         flags[last[lengths[unfinished] > 1] - 1] |= sl.TRUNCATED
 
     def _numbers(

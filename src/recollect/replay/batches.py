@@ -21,7 +21,7 @@ from recollect.base.optional import optional
 from recollect.data.batch import Batch
 from recollect.data.info import info_arrays
 from recollect.errors import InvalidValue, RecollectError, SchemaError, shown
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 from recollect.replay.sample_verbs import Choice, SampleSequences, SampleTransitions, StepDraw
 
 SEQUENCE_OPTIONS = ("length", "burn_in", "across_episodes", "stride")

@@ -1,7 +1,7 @@
 """`ReplayBuffer`: steps of environments, a ring for each, and the draws from them.
 
 The buffer is a face: it checks what it is given, makes a verb of it and hands that to its core
-(`replay/replay_core.py`), which has the lock, the rings, their payload and everything else.
+(`replay/core.py`), which has the lock, the rings, their payload and everything else.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from recollect.kernels import steps_layout as sl
 from recollect.replay.batches import Batched, BufferDraw, buffer_draw
 from recollect.replay.buffer_files import BufferFiles
 from recollect.replay.change_verbs import InsertSteps, WritePriorities, clear
+from recollect.replay.core import ReplayCore
 from recollect.replay.hindsight import Hindsight, Relabelled
 from recollect.replay.incoming import refuse_groups, refuse_positional
 from recollect.replay.options import checked_limiter, checked_options
-from recollect.replay.replay_core import ReplayCore
 from recollect.replay.sample_verbs import SampleEpisodes, SampleSequences, SampleTransitions
 from recollect.replay.sequences import EpisodeTable
 from recollect.replay.start_draws import FIELDS

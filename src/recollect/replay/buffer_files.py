@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Self
 
 from recollect.replay import file_reader, file_writer
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 
 if TYPE_CHECKING:
     from recollect.durability.snapshot.loader import Loaded

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import keys_of, many, time_span
 from recollect.kernels import steps_layout as sl
+from recollect.replay.core import ReplayCore
 from recollect.replay.incoming import Steps
 from recollect.replay.options import checked_priorities
-from recollect.replay.replay_core import ReplayCore
 from recollect.rules.limiters import Limiter
 from recollect.storage.lanes import Lanes
 from recollect.table.runner import Verb

@@ -17,8 +17,8 @@ from recollect.data.dotted_names import nest
 from recollect.errors import InvalidValue, SchemaError
 from recollect.replay import step_files
 from recollect.replay.change_verbs import InsertSteps
+from recollect.replay.core import ReplayCore, ReplayFace
 from recollect.replay.incoming import MARKS
-from recollect.replay.replay_core import ReplayCore, ReplayFace
 from recollect.replay.step_files import ABOUT, KNOWN, is_next, path_of, progress_bar, taken_rows
 
 Array = NDArray[Any]
@@ -183,8 +183,8 @@ def _columns_of(data: Any) -> Columns:
 class StepLoader:
     """Puts the rows of a file into a buffer, piece by piece.
 
-    A final observation belongs to the step before it, which may be the last of the piece before;
-    so a piece keeps the ends of episodes back that the next one may add to.
+    A final observation belongs to the step before it, and may be the first row of the next piece.
+    So the last step of a piece is kept back until then where it ends an episode.
     """
 
     def __init__(self, core: ReplayCore) -> None:
@@ -260,7 +260,7 @@ class StepLoader:
     def _check_steps(
         self, envs: Ints, steps: Ints, begins: Array, columns: Columns, finals: Array
     ) -> None:
-        """Rows of an episode follow each other: one that is missing would join what is apart."""
+        """Refuse a gap within an episode: rows that are apart would seem to follow each other."""
         before = np.append(-1, steps[:-1])
         before[begins] = self._last[envs[begins]]
         ended = _ended(columns) | finals
@@ -280,7 +280,7 @@ class StepLoader:
         self._last[envs[last]] = steps[last]
 
     def _begin(self, envs: Ints, steps: Array | None, begins: Array, first: Array) -> None:
-        """Let rings begin with the number of their first row; a head may be cut there."""
+        """Let each ring begin with the number of its first row, whose episode's head may be cut."""
         rings = self._core.rings
         for place in np.flatnonzero(begins).tolist():
             env = int(envs[place])
@@ -296,7 +296,7 @@ class StepLoader:
     def _finals(
         self, columns: Columns, finals: Array, envs: Ints, ended: Array
     ) -> tuple[Array, Any]:
-        """Which rows have an observation after them, and these as `extend` wants them."""
+        """Which rows have an observation after them, and these observations."""
         names = [name for name in columns if is_next(name, self._next)]
         following = [f"next_{name}" for name in names if f"next_{name}" in columns]
         if following and len(following) == len(names):

@@ -17,7 +17,7 @@ from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, shown
 from recollect.kernels import steps_layout as sl
 from recollect.replay import step_files
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 from recollect.replay.step_files import ABOUT, ADDED, is_next, path_of, progress_bar
 from recollect.storage.lanes import Copies, Copy
 
@@ -29,7 +29,7 @@ COMPRESSIONS = ("zstd", "lz4", None)
 
 
 class Exported:
-    """All episodes as of one moment; its pieces are read without the lock."""
+    """All episodes of one moment, to be read in pieces without the lock."""
 
     def __init__(self, core: ReplayCore) -> None:
         taken = [name for name in ADDED if name in core.columns]

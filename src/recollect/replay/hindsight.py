@@ -1,7 +1,7 @@
 """Hindsight goals: transitions as if the agent had wanted what it then achieved.
 
-Which row a goal comes from is decided under the buffer's lock, when the transitions are drawn,
-and the owner of episode boundaries says which rows there are. Stored rows are never changed.
+Which row a goal comes from is decided under the buffer's lock, when the transitions are drawn:
+only then it is certain which rows their episodes have. Stored rows are never changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
 from recollect.replay.batches import Batched, BufferDraw
 from recollect.replay.change_verbs import WritePriorities
-from recollect.replay.replay_core import ReplayFace
+from recollect.replay.core import ReplayFace
 from recollect.replay.returns import ChosenTransitions, n_step_returns
 from recollect.replay.sample_verbs import SampleTransitions
 from recollect.storage.lanes import Copies, Copy, Lanes
@@ -193,7 +193,7 @@ class Relabelled(Batched):
         return ChosenGoals(self, chosen, lanes, names, picked, taken, addresses)
 
     def _picked(self, n: int, known: Ints) -> Ints:
-        """Which transitions get another goal: what one batch rounds away, a later one makes up."""
+        """Which transitions get another goal; a later batch makes up for rounding."""
         self._credit += n * self.hindsight.share
         count = int(self._credit + 1e-9)
         self._credit -= count

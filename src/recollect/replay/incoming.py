@@ -1,8 +1,8 @@
-"""Checks of the steps that a buffer is given: what is wrong is said before anything changes.
+"""Checks of the steps that a buffer is given: they raise before anything changes.
 
 `first`, `terminated` and `truncated` mark episodes and are no columns; `final_obs` is the
-observation after an episode's last step. What contradicts the ring is found by the kernel `check`
-under the lock; its findings become messages here.
+observation after an episode's last step. Whether steps contradict what is stored is for the kernel
+`check` to find, under the lock; here are the messages for that.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ Array = NDArray[Any]
 MARKS = ("first", "terminated", "truncated")
 ONE_TRUE = np.ones(1, np.bool_)
 ENDS = (
-    "done",
-    "dones",
-    "terminal",
-    "terminals",
-    "termination",
-    "terminations",
-    "truncation",
-    "truncations",
-    "last",
-    "is_last",
-    "is_terminal",
-)  # what others call these marks
+    "done", "dones", "terminal", "terminals", "termination", "terminations",
+    "truncation", "truncations", "last", "is_last", "is_terminal",
+)  # fmt: skip  # what others call these marks
+CONTRADICTIONS = {
+    sl.NOT_FIRST_AFTER_END: "its episode is over, so this step begins another, and first=False "
+    "says that it does not; leave first out or make it True",
+    sl.NOT_FIRST_AT_ALL: "its very first step begins an episode, and first=False says that it "
+    "does not; leave first out or make it True",
+    sl.FINAL_WITHOUT_END: "final_obs is the observation after an episode's last step, and this "
+    "step is neither terminated nor truncated",
+    sl.FIRST_AND_LAST: "with reward_at='next' a row that ends an episode holds what the row "
+    "before it led to, so the first row of an episode cannot end it",
+}
 MADE = ("discount", "valid", "is_first", "burn_in", "bootstrap")  # columns that batches add
 
 
@@ -271,32 +272,14 @@ class Incoming:
 
     def contradiction(self, code: int, env: int, place: int, count: int) -> InvalidValue:
         """Why the steps do not fit what is stored."""
+        if code not in CONTRADICTIONS:
+            return self._no_such_environment("env_ids", env)
         which = f"environment {env}" + (f" (step {place} of the call)" if count > 1 else "")
-        if code == sl.NOT_FIRST_AFTER_END:
-            return InvalidValue(
-                f"{which}: its episode is over, so this step begins another, and first=False "
-                "says that it does not; leave first out or make it True"
-            )
-        if code == sl.NOT_FIRST_AT_ALL:
-            return InvalidValue(
-                f"{which}: its very first step begins an episode, and first=False says that it "
-                "does not; leave first out or make it True"
-            )
-        if code == sl.FINAL_WITHOUT_END:
-            return InvalidValue(
-                f"{which}: final_obs is the observation after an episode's last step, and this "
-                "step is neither terminated nor truncated"
-            )
-        if code == sl.FIRST_AND_LAST:
-            return InvalidValue(
-                f"{which}: with reward_at='next' a row that ends an episode holds what the row "
-                "before it led to, so the first row of an episode cannot end it"
-            )
-        return self._no_such_environment("env_ids", env)
+        return InvalidValue(f"{which}: {CONTRADICTIONS[code]}")
 
 
 def refuse_groups(what: str, value: Any) -> None:
-    """Say where groups of responses belong; here they could only be called wrong columns."""
+    """Say where groups of responses belong: a message about columns would not help."""
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
@@ -317,7 +300,7 @@ def refuse_positional(call: str, given: Sequence[Any]) -> NoReturn:
 
 
 def _fitting(schema: Schema, given: Mapping[str, Any]) -> Rows:
-    """Columns that fit a schema; nested ones take the short way too."""
+    """Columns that fit a schema; arrays that fit as they are, nested or not, take a short way."""
     rows = schema.plain_rows(given)
     if rows is None and any(isinstance(value, Mapping) for value in given.values()):
         rows = schema.plain_rows(flatten(given))

@@ -1,7 +1,8 @@
 """A replay buffer as a member of a journal: steps as they came, and how they are added again.
 
-A ring overwrites its oldest rows by itself, so only what came is told: steps with their marks,
-priorities, and that everything was cleared. Row numbers follow from that, and with them the keys.
+A ring overwrites its oldest rows by itself. So the journal holds only what came: steps with their
+marks, priorities, and that everything was cleared. Row numbers, which keys are made of, follow from
+that.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from recollect.durability.journal.records import (
 from recollect.durability.snapshot.members import Member
 from recollect.errors import JournalError
 from recollect.replay.change_verbs import clear, insert_steps, write_priorities
+from recollect.replay.core import ReplayCore
 from recollect.replay.incoming import MARKS, Steps
 from recollect.replay.persistence import StepsMember
-from recollect.replay.replay_core import ReplayCore
 from recollect.rules.limiters import Counts, MinSize
 from recollect.table.waiting import Blocked
 
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
 
-ENV = "#env"  # no column is called so
+ENV = "#env"  # no column has such a name
 NAMES = tuple(f"#{name}" for name in (*MARKS, "final"))
-UNSAID = -1  # of a mark that was not given: what it is follows from the steps before
+UNSAID = -1  # a mark that was not given: the steps before decide it
 
 
 class JournaledSteps(Journaled):

@@ -1,7 +1,7 @@
 """Batches from several buffers, such as offline and online data, in exact shares.
 
-A share is kept over time, not by chance: what one batch rounds away is a credit that a later one
-makes up. Each buffer keeps its own lock, sampler and limiter; a mixture only says how many.
+Shares are exact over time: what rounding takes from a buffer in one batch is a credit for a later
+one. Each buffer keeps its own lock, sampler and limiter; a mixture decides how many it draws.
 """
 
 from __future__ import annotations

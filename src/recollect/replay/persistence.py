@@ -1,8 +1,8 @@
-"""A buffer of steps as a snapshot, and back. Exact: keys, episodes, priorities, counters, draws.
+"""A replay buffer in a snapshot: keys, episodes, priorities, counters and draws come back exactly.
 
-To a snapshot a row is an item: its key is environment and row number, its fields are the marks
-that episodes are made of. A ring of another size takes the newest rows that fit, by their keys;
-one of the same size continues draw by draw, because the order of legal starts is saved too.
+To a snapshot a row is an item: its key is environment and row number, and its fields are the marks
+that episodes are made of. A smaller ring takes the newest rows that fit. One of the same size draws
+as the saved one would have, because the order of legal starts is saved too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recollect.durability.snapshot.ledger import Ledger
 from recollect.durability.snapshot.members import Captured, check_kind
 from recollect.errors import SnapshotError
 from recollect.kernels import steps_layout as sl
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 from recollect.rules.limiters import Counts
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.memory.capture import Capture, Saved
@@ -51,14 +51,14 @@ class StepsCapture(Capture):
     newest: Ints | None = None
 
     def seq(self, slots: Ints) -> Ints:
-        """By age, whatever the environment: rows that leave together are written together."""
+        """The order of writing, by age: rows that will be overwritten together share a file."""
         assert self.newest is not None
         envs, rows = _apart(self.key[slots])
         ages: Ints = rows - self.newest[envs]
         return ages
 
     def arranged(self, slots: Ints) -> Ints:
-        """By environment and row, so that each environment's rows are read and put in runs."""
+        """The order of reading, by environment and row, so that rows come back in long runs."""
         return slots[np.argsort(self.key[slots])]
 
     def read(self, slots: Ints, allocate: Allocate = np.empty) -> Batch:
@@ -106,13 +106,13 @@ class StepsMember:
         return self.core.journal
 
     def untouched(self) -> None:
-        """Files are checked before anything changes."""
+        """Nothing to bring back: files are checked before anything changes."""
 
     def transaction(self) -> AbstractContextManager[Any]:
         return self.core.transaction()
 
     def touch(self) -> None:
-        """The marks of a row are 9 bytes, or 17: what they take to copy is over in a moment."""
+        """Nothing to prepare: marks take 9 bytes a row, 17 with priorities, and are soon copied."""
 
     # -- capturing --------------------------------------------------------------------------------
     def capture(self) -> Captured:
@@ -173,7 +173,7 @@ class StepsMember:
         return Captured(entry, items)
 
     def undo(self, captured: Captured) -> None:
-        """Nothing was written over."""
+        """Nothing to undo: a capture leaves the buffer as it is."""
 
     def finish(self, captured: Captured) -> None:
         items, numbers = captured.items, captured.items.numbers
@@ -265,7 +265,7 @@ class StepsMember:
         return gone
 
     def _hand_on(self, saved: Saved, oldest: Ints) -> None:
-        """The oldest row that fits learns how much is left of its episode, from those before it."""
+        """Tell the oldest row that fits how much of its episode is left, as the first row knew."""
         rings, items = self.core.rings, saved.items
         order = np.argsort(items["key"])
         keys = items["key"][order]

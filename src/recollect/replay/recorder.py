@@ -12,7 +12,7 @@ final observation in another place:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +200,7 @@ class Recorder(_Wrapper):
         if isinstance(given, np.ndarray) and given.dtype == object:
             finals = self._observed.empty(self._count)
             for place in np.flatnonzero(ended).tolist():
-                for name, cell in self._observed.cells(given[place]).items():
+                for name, cell in self._observed.columns(given[place]).items():
                     finals[name][place] = cell
             return finals
         return self._observed.columns(given)
@@ -227,20 +227,13 @@ class Leaves:
         self._leaves = {_dotted(outer, path): (path, *leaf) for path, leaf in leaves.items()}
 
     def columns(self, value: Any) -> dict[str, Any]:
-        """A batch of them as new arrays `[num_envs, ...]` by dotted name."""
-        return self._taken(value, lambda array, dtype: np.array(array, dtype))
-
-    def cells(self, value: Any) -> dict[str, Any]:
-        """A single one as arrays by dotted name."""
-        return self._taken(value, lambda array, dtype: np.asarray(array, dtype))
-
-    def _taken(self, value: Any, convert: Callable[[Any, Any], Any]) -> dict[str, Any]:
+        """A single one, or a batch of them `[num_envs, ...]`, as new arrays by dotted name."""
         found: dict[str, Any] = {}
         for name, (path, dtype, _) in self._leaves.items():
             inner = value
             for part in path:
                 inner = inner[part]
-            found[name] = convert(inner, dtype)
+            found[name] = np.array(inner, dtype)
         return found
 
     def empty(self, count: int) -> dict[str, Any]:

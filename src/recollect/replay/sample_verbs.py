@@ -15,7 +15,7 @@ from recollect.base.arguments import flag, many, time_span, whole
 from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, NeverPossible
 from recollect.kernels import steps_layout as sl
-from recollect.replay.replay_core import ReplayCore
+from recollect.replay.core import ReplayCore
 from recollect.replay.returns import ChosenTransitions
 from recollect.replay.sequences import ChosenRuns, sequence_kind
 from recollect.replay.start_draws import FIELDS

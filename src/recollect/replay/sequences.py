@@ -30,6 +30,7 @@ Array = NDArray[Any]
 Flags = NDArray[np.int8]
 
 LONGEST = 1 << 31
+ADDED_UP = 1 << 20  # rows whose rewards are added up at a time
 
 
 def sequence_kind(
@@ -181,13 +182,12 @@ class ChosenRuns:
 class EpisodeTable:
     """The episodes as of one moment; returns are added up without the lock.
 
-    It is made under the lock; `chunk` is how many rows are added up at a time.
+    It is made under the lock.
     """
 
-    def __init__(self, rings: Rings, lanes: Lanes | None, chunk: int = 1 << 20) -> None:
+    def __init__(self, rings: Rings, lanes: Lanes | None) -> None:
         self._found = rings.episodes()
         self._lanes = lanes
-        self._chunk = chunk
         self._next = int(rings.block[sl.REWARD_NEXT])
         self._held = None if lanes is None else lanes.hold()
         self._bases = None if lanes is None else lanes.frozen()
@@ -216,7 +216,7 @@ class EpisodeTable:
         while done < len(found):
             upto = done + 1
             rows = int(lengths[done])
-            while upto < len(found) and rows + lengths[upto] <= self._chunk:
+            while upto < len(found) and rows + lengths[upto] <= ADDED_UP:
                 rows += int(lengths[upto])
                 upto += 1
             assert self._bases is not None

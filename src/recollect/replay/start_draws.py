@@ -1,4 +1,4 @@
-"""Which starts a call gets: uniform or by priority, with a share of the newest, or by a query."""
+"""Which starts are drawn: uniformly or by priority, with a share of the newest, or by a query."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS: dict[str, FieldType] = {
 
 @dataclass(slots=True)
 class DrawnStarts:
-    """Starts as of the moment they were drawn."""
+    """Starts, with what was true of them at the moment of the draw."""
 
     slots: Ints
     probability: Floats
@@ -40,7 +40,7 @@ class DrawnStarts:
 
 
 class StartDraws:
-    """The draws of a buffer. Its caller holds the lock, and has asked `available` first."""
+    """Draws starts for one buffer. Its caller holds the lock, and has asked `available` first."""
 
     def __init__(
         self, rings: Rings, sampler: Selector, seed: int | None, window: int, share: float
@@ -89,9 +89,11 @@ class StartDraws:
             slots, probability = np.empty(n, np.int64), np.empty(n)
             newest = 0 if recent is None else self._newest(recent, n, replace)
             if recent is not None and newest:
-                self._run(recent, 0, newest, replace, slots, probability)
+                number = self.starts.number(recent)
+                self._kernel(self.starts.table, number, 0, newest, replace, slots, probability)
             if n > newest:
-                self._run(whole, newest, n, replace, slots, probability)
+                number = self.starts.number(whole)
+                self._kernel(self.starts.table, number, newest, n, replace, slots, probability)
             if recent is not None:
                 share = self._share if recent.count else 0.0
                 mixed = (1.0 - share) * whole.probability(slots)
@@ -103,24 +105,19 @@ class StartDraws:
         return drawn
 
     def resume(self, calls: int, credit: float, random: Sequence[int] | None) -> None:
-        """Go on as other draws did after so many calls; without words the random state stays."""
+        """Go on where other draws stood; with None the random state stays as it is."""
         self.calls, self.credit = calls, credit
         if random is not None:
             self.random[:] = np.array(random, np.uint64)
 
     def _newest(self, recent: StartIndex, n: int, replace: bool) -> int:
-        """How many of n the newest steps get: what one batch rounds away, a later one makes up."""
+        """How many of n draws the newest steps get; a later batch makes up for rounding."""
         self.credit += n * self._share
         count = min(n, int(self.credit + 1e-9))
         self.credit -= count
         if not recent.count:
             return 0
         return count if replace else min(count, recent.count)
-
-    def _run(
-        self, index: StartIndex, done: int, n: int, replace: bool, slots: Ints, chances: Floats
-    ) -> None:
-        self._kernel(self.starts.table, self.starts.number(index), done, n, replace, slots, chances)
 
     def _kernel(
         self,
@@ -132,6 +129,7 @@ class StartDraws:
         slots: Ints,
         chances: Floats,
     ) -> None:
+        """Draw places [done, n) of `slots` and `chances` from one index of a table."""
         stratified = isinstance(self._sampler, Prioritized) and self._sampler.stratified
         work, held = _NO_INTS, _NO_FLOATS
         if not replace:
@@ -154,7 +152,7 @@ class StartDraws:
     def _weighed(
         self, index: StartIndex, slots: Ints, probability: Floats, size: int, smallest: float
     ) -> DrawnStarts:
-        """With the weights that make up for unequal probabilities: (size · P) ** -beta."""
+        """Add the weights that make up for unequal probabilities: (size · P) ** -beta."""
         priority = self._rings.priority
         of_slots = None if priority is None else priority[slots]
         sampler = self._sampler

@@ -1,9 +1,9 @@
 """Indexes of legal starts: one for each kind of draw in use.
 
-`StartKind` says what makes a start legal and how starts are chosen among; `Starts` owns the
-indexes, which the kernels keep up with every row that comes and goes. An index is made by one
-scan when its kind is first drawn. Those of sequences are at most four: the least recently used one
-goes when a fifth is asked for, and costs a scan when it is asked for again.
+`StartKind` says what makes a start legal. `Starts` owns the indexes; kernels update them with every
+row that comes and goes. An index is made by one scan when its kind is first drawn. At most four
+kinds of sequences have one: a fifth takes the place of the least recently used, which costs a scan
+when it is drawn again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODES = {"stop": sl.STOP, "pad": sl.PAD, "reset": sl.RESET}
 
 @dataclass(frozen=True)
 class StartKind:
-    """What makes a start legal: its mode, the rows it spans, and more for sequences."""
+    """What makes a start legal: its mode, how many rows it spans, and more for padded sequences."""
 
     mode: int
     span: int
@@ -42,7 +42,7 @@ class StartKind:
 
 
 class StartIndex:
-    """One index: what a table would keep, and where each ring's decisions stand."""
+    """The legal starts of one kind, and up to which row of each ring that is decided."""
 
     def __init__(self, kind: StartKind, choice: IndexKind, window: int, row: Ints) -> None:
         self.kind = kind
@@ -108,13 +108,13 @@ class StartIndex:
 
 
 class Starts:
-    """All indexes of a buffer, and the table of their rows that kernels get."""
+    """All indexes of a buffer, and the table that describes them to kernels."""
 
     def __init__(self, rings: Rings, choice: IndexKind, window: int) -> None:
         self._rings = rings
         self._choice = choice
-        self._window = window  # of the newest rows of a ring, 0 where they have no share
-        self._kinds: list[StartKind] = []  # the least recently used first
+        self._window = window  # how many newest rows of a ring have a share; 0: they have none
+        self._kinds: list[StartKind] = []  # the least recently drawn first
         self._indexes: dict[tuple[StartKind, bool], StartIndex] = {}
         self._zeros = False
         self.table = np.zeros((0, sl.STARTS_BLOCK), np.int64)
