@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,19 @@ FORGETTING = 0.5  # what is left of the recent counts after each train step that
 log = logging.getLogger("recollect.rollouts")
 
 
+@dataclass(slots=True, eq=False)
 class Account:
-    """The counts of one task."""
+    """The counts of one task, in the order in which they are written down."""
 
-    __slots__ = (
-        "expired", "left", "put", "recently_expired", "recently_taken", "retried", "sampled",
-        "starves", "taken",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.put = 0
-        self.taken = 0  # handed out, by a take or under a lease
-        self.sampled = 0  # drawn, to stay or to wear out: once for each draw
-        self.expired = 0
-        self.retried = 0
-        self.left: Counter[str] = Counter()  # by reason
-        self.recently_expired = 0.0
-        self.recently_taken = 0.0
-        self.starves = False
+    expired: int = 0
+    left: Counter[str] = field(default_factory=Counter)  # by reason
+    put: int = 0
+    recently_expired: float = 0.0
+    recently_taken: float = 0.0
+    retried: int = 0
+    sampled: int = 0  # once for each draw of `sample`, the last one included
+    starves: bool = False
+    taken: int = 0  # handed out, by a take or under a lease
 
 
 class Accounts:

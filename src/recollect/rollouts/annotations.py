@@ -32,7 +32,6 @@ from recollect.rollouts.rollout import CODES, Status
 from recollect.rollouts.space import bytes_of, drop_archived, drop_stalest
 from recollect.rollouts.values import any_array, named
 from recollect.table.changes import add_column
-from recollect.table.effects import Amended, Updated
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
@@ -270,8 +269,7 @@ def fill(core: RolloutCore, annotation: Annotation) -> Mask | Blocked:
     for name in names[len(batch.columns) :]:  # now, because what does not land leaves no trace
         add_column(table, name, schema.columns[name])
     core.lease_sizes.clear()
-    core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
-    table.effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
+    core.amend(keys, names, after, np.diff(starts).astype(np.int32), payload)
     _complete(core, keys, names, after, starts)
     if "loss_mask" in annotation.arrays:
         judge_again(core, keys, batch.info.task.tolist(), after.columns, starts[:-1])
@@ -383,6 +381,4 @@ def _complete(core: RolloutCore, keys: Keys, names: list[str], rows: Rows, start
     if ready and core.judge is not None:
         ready = core.judge(ready)  # whoever judges groups before they train keeps some back
     if ready and core.needs:
-        done = np.array(ready, np.uint64)
-        core.storage.update(done, {"ready": True})
-        core.table.effects.emit(Updated, done, {"ready": True})
+        core.set_fields(np.array(ready, np.uint64), {"ready": True})

@@ -18,26 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.info import Lease
-from recollect.data.schema import Column
+from recollect.data.schema import Column, Rows
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.cell_queues import CellQueues
-from recollect.rollouts.entries import GroupEntry, tally
+from recollect.rollouts.entries import GroupEntry, RolloutIndex, tally
 from recollect.rollouts.events import KIND_OF, Event, Events, PastGroups, events_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.group_columns import ROWS
 from recollect.rollouts.groups import Groups, finished
 from recollect.rollouts.history import History
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.rollout_index import RolloutIndex
 from recollect.rollouts.short_put import ShortPut
 from recollect.rollouts.staleness import FIRST_STEP, StalenessRules
 from recollect.rules.query import FieldType, as_query, field
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.memory.chosen import MemoryChosen
+from recollect.table.effects import Amended, Updated
 from recollect.table.table import Table, WhereLike
 
 Keys = NDArray[np.uint64]
+Ints = NDArray[np.int64]
 
 NO_KEYS = np.zeros(0, np.uint64)
 
@@ -174,6 +175,24 @@ class RolloutCore:
         with self.table.transaction():
             self.events.close()
         self.table.close()  # without the lock: it may be that of a connection, which ends now
+
+    # -- changing ---------------------------------------------------------------------------------
+    def set_fields(self, keys: Keys, fields: Mapping[str, Any]) -> None:
+        """Stored groups have other fields from now on."""
+        self.storage.update(keys, fields)
+        self.table.effects.emit(Updated, keys, fields)
+
+    def amend(
+        self,
+        keys: Keys,
+        names: Sequence[str],
+        rows: Rows,
+        per_item: NDArray[np.int32],
+        gained: Ints,
+    ) -> None:
+        """Stored groups have other rows from now on, and each so much more payload."""
+        self.storage.amend(keys, rows, per_item, gained)
+        self.table.effects.emit(Amended, keys, dict(zip(names, rows.columns, strict=True)))
 
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
@@ -318,7 +337,7 @@ class RolloutCore:
             batch, copied = chosen.open(lease=lease)
         else:
             batch = chosen.read(lease=lease)
-        limits: NDArray[np.int64] | int = 0
+        limits: Ints | int = 0
         if self.rules.by_token:
             limits = np.array(
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],

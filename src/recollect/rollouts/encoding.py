@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,13 +64,9 @@ EMPTY: dict[str, Any] = {}
 NOTHING = (None,) * 6  # the columns of `_encode_rare`, where no rollout has any
 
 
+@dataclass(slots=True, init=False, eq=False)
 class Encoded:
     """A group as it will be stored."""
-
-    __slots__ = (
-        "arrays", "blobs", "columns", "count", "entry", "expires", "fields", "ids", "present",
-        "shared", "shared_present", "status", "version",
-    )  # fmt: skip
 
     columns: list[Stored]
     present: list[Mask | None]

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class PastGroups:
         return self._groups[place]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Event:
     """One thing that happened to one group.
 
@@ -66,25 +68,13 @@ class Event:
     false where the reader was so far behind that the group was let go; the rest is still there.
     """
 
-    __slots__ = ("_groups", "_place", "group_id", "key", "kind", "reason", "task")
-
-    def __init__(
-        self,
-        kind: str,
-        reason: str,
-        key: int | None,
-        task: str,
-        group_id: str,
-        groups: PastGroups | Sequence[Group] | None,
-        place: int,
-    ) -> None:
-        self.kind = kind
-        self.reason = reason
-        self.key = key
-        self.task = task
-        self.group_id = group_id
-        self._groups = groups
-        self._place = place
+    kind: str
+    reason: str
+    key: int | None
+    task: str
+    group_id: str
+    _groups: PastGroups | Sequence[Group] | None
+    _place: int
 
     @property
     def group(self) -> Group:
@@ -168,8 +158,8 @@ class Subscription:
             return None
 
 
-class AsyncEvents(AsyncIterator[list[Event]]):
-    """Batches of events for a coroutine."""
+class EventReader:
+    """One reader's batches of events. Who lets go of it ends the subscription."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -178,6 +168,13 @@ class AsyncEvents(AsyncIterator[list[Event]]):
     def let_go(self) -> int:
         """How many events lost their group because they were not read in time."""
         return self._subscription.let_go
+
+    def __del__(self) -> None:
+        self._subscription.end()
+
+
+class AsyncEvents(EventReader, AsyncIterator[list[Event]]):
+    """Batches of events for a coroutine."""
 
     def __aiter__(self) -> AsyncEvents:
         return self
@@ -197,20 +194,9 @@ class AsyncEvents(AsyncIterator[list[Event]]):
         """End the subscription."""
         self._subscription.end()
 
-    def __del__(self) -> None:
-        self._subscription.end()
 
-
-class BlockingEvents(Iterator[list[Event]]):
+class BlockingEvents(EventReader, Iterator[list[Event]]):
     """The same for a thread."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-
-    @property
-    def let_go(self) -> int:
-        """How many events lost their group because they were not read in time."""
-        return self._subscription.let_go
 
     def __iter__(self) -> BlockingEvents:
         return self
@@ -228,9 +214,6 @@ class BlockingEvents(Iterator[list[Event]]):
 
     def close(self) -> None:
         """End the subscription; a thread that waits in it stops, too."""
-        self._subscription.end()
-
-    def __del__(self) -> None:
         self._subscription.end()
 
 

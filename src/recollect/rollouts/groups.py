@@ -19,6 +19,7 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info, LeaseLike
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
+from recollect.rollouts import tabular
 from recollect.rollouts.group import Group
 from recollect.rollouts.group_columns import ARRAYS
 from recollect.rollouts.public_batch import visible
@@ -132,20 +133,14 @@ class Groups(Sequence[Group]):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict per rollout; `from_dicts` makes groups of them again."""
-        from recollect.rollouts import tabular
-
         return tabular.to_dicts(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row per rollout; `from_pandas` makes groups of it again."""
-        from recollect.rollouts import tabular
-
         return tabular.to_pandas(self)
 
     def to_dataset(self) -> Any:
         """A Hugging Face dataset with a row per rollout; `from_dataset` makes groups of it."""
-        from recollect.rollouts import tabular
-
         return tabular.to_dataset(self)
 
     @staticmethod
@@ -157,22 +152,16 @@ class Groups(Sequence[Group]):
         >>> rc.Groups.from_dicts([{**row, "group_id": "g"}, {**row, "group_id": "g"}])
         [Group('g', task='default', 2 rollouts, COMPLETED)]
         """
-        from recollect.rollouts import tabular
-
         return tabular.from_dicts(rows)
 
     @staticmethod
     def from_pandas(frame: pd.DataFrame) -> list[Group]:
         """Groups to put, of a DataFrame with a row per rollout."""
-        from recollect.rollouts import tabular
-
         return tabular.from_pandas(frame)
 
     @staticmethod
     def from_dataset(dataset: Any) -> list[Group]:
         """Groups to put, of a Hugging Face dataset with a row per rollout."""
-        from recollect.rollouts import tabular
-
         return tabular.from_dataset(dataset)
 
     def __repr__(self) -> str:

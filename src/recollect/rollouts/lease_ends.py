@@ -19,7 +19,7 @@ from recollect.rollouts.rollout import Status
 from recollect.storage.fields import ABSENT_INT
 from recollect.table import lease_verbs
 from recollect.table.checks import checked_owner
-from recollect.table.effects import Archived, Updated
+from recollect.table.effects import Archived
 from recollect.table.runner import PlainVerb, Verb
 
 Keys = NDArray[np.uint64]
@@ -106,7 +106,6 @@ def archive(core: RolloutCore, keys: Keys, step: int, lease: Lease | None = None
         "expires": np.full(keys.size, ABSENT_INT),
         "trained_at": np.full(keys.size, step, np.int64),
     }
-    storage.update(keys, fields)
+    core.set_fields(keys, fields)
     storage.show(keys, returned=False)
-    table.effects.emit(Updated, keys, fields)
     table.gate.departures.changed(keys.size)  # what is archived makes room when needed

@@ -229,21 +229,10 @@ def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> in
     inserted = try_insert(
         table,
         NewInsert(
-            rows,
-            shared,
-            _rows_per_item(encoded.count),
-            1,
-            None,
-            encoded.fields,
-            0.0,
-            -1.0,
-            {},
-            None,
-            table.schemas.rows,
-            table.schemas.shared,
-            None,
+            rows, shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0, {},
+            None, table.schemas.rows, table.schemas.shared, None,
         ),
-    )
+    )  # fmt: skip
     assert not isinstance(inserted, Blocked)
     return int(inserted[0])
 
@@ -251,8 +240,7 @@ def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> in
 @cache
 def _rows_per_item(count: int) -> NDArray[np.int32]:
     """The array that says how many rows one group has; nobody changes it."""
-    per_item = np.array([count], np.int32)
-    return per_item
+    return np.array([count], np.int32)
 
 
 def _fit_arrays(core: RolloutCore, encoded: Encoded) -> None:

@@ -31,7 +31,6 @@ from recollect.rollouts.staleness import NEVER
 from recollect.rollouts.token_versions import group_expiry
 from recollect.rules.query import Query, field
 from recollect.storage.fields import ABSENT_INT
-from recollect.table.effects import Amended, Updated
 
 Keys = NDArray[np.uint64]
 Ints = NDArray[np.int64]
@@ -160,9 +159,8 @@ def _bring_back(core: RolloutCore, keys: Keys) -> None:
         entry.trained = False
     fields = {"status": Status.COMPLETED.value, "trained_at": np.full(keys.size, ABSENT_INT)}
     storage.hide(keys)
-    storage.update(keys, fields)
+    core.set_fields(keys, fields)
     core.table.counts.samples -= storage.show(keys, returned=True)
-    core.table.effects.emit(Updated, keys, fields)
     batch = storage.get(keys, None).read(np.empty)
     _date(core, keys, batch, as_rows(batch).columns)
 
@@ -175,8 +173,7 @@ def _date(core: RolloutCore, keys: Keys, batch: Batch, columns: Sequence[Stored]
         "version": np.where(version >= 0, version, ABSENT_INT),
         "expires": np.where(expires < NEVER, expires, ABSENT_INT),
     }
-    core.storage.update(keys, fields)
-    core.table.effects.emit(Updated, keys, fields)
+    core.set_fields(keys, fields)
 
 
 # -- weights that do not exist any more -----------------------------------------------------------
@@ -222,6 +219,5 @@ def _date_back(core: RolloutCore, keys: Keys, step: int) -> None:
             columns[place] = np.minimum(column, column.dtype.type(step))
     after = Rows(rows.count, columns, rows.present)
     per_item = np.diff(batch.info.row_offsets).astype(np.int32)
-    core.storage.amend(keys, after, per_item, np.zeros(keys.size, np.int64))
-    core.table.effects.emit(Amended, keys, dict(zip(names, columns, strict=True)))
+    core.amend(keys, names, after, per_item, np.zeros(keys.size, np.int64))
     _date(core, keys, batch, columns)

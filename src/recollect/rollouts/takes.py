@@ -49,7 +49,7 @@ def take(
     def attempt() -> ChosenGroups:
         expire_due(core)
         count = min(n, core.storage.available(bound, max(n, 0))[0])
-        return hand_out(core, {task or "": (max(count, 0), bound)}, span, owner, None)
+        return _hand_out(core, {task or "": (max(count, 0), bound)}, span, owner, None)
 
     return _verb(core, f"take({n})", attempt, core.collated)
 
@@ -84,10 +84,7 @@ def take_batch(
 
     def attempt() -> ChosenGroups | Blocked:
         advance_to(core, train_step)
-        blocked = missing(core, shares)
-        if blocked is not None:
-            return blocked
-        return hand_out(core, shares, span, owner, train_step)
+        return take_shares(core, shares, span, owner, train_step)
 
     def finish(groups: ChosenGroups) -> TakenBatch:
         return TakenBatch(core.collated(groups), wanted)
@@ -95,7 +92,15 @@ def take_batch(
     return _verb(core, "take_batch", attempt, finish, timeout)
 
 
-def missing(core: RolloutCore, shares: Shares) -> Blocked | None:
+def take_shares(
+    core: RolloutCore, shares: Shares, span: float | None, owner: str, train_step: int | None
+) -> ChosenGroups | Blocked:
+    """Hand out all shares, or none, and say what is missing."""
+    blocked = _missing(core, shares)
+    return _hand_out(core, shares, span, owner, train_step) if blocked is None else blocked
+
+
+def _missing(core: RolloutCore, shares: Shares) -> Blocked | None:
     """Why a batch cannot be taken now; each missing group needs an arrival of its own."""
     absent, needs = 0, []
     for task, (size, where) in shares.items():
@@ -109,7 +114,7 @@ def missing(core: RolloutCore, shares: Shares) -> Blocked | None:
     return Blocked("; ".join(needs), absent) if needs else None
 
 
-def hand_out(
+def _hand_out(
     core: RolloutCore, shares: Shares, span: float | None, owner: str, train_step: int | None
 ) -> ChosenGroups:
     """Choose all shares, and lease or remove them."""
@@ -241,7 +246,7 @@ def is_ready(core: RolloutCore, sizes: Any, where: WhereLike) -> bool:
     }
     with core.table.transaction():
         enter(core)
-        return missing(core, shares) is None
+        return _missing(core, shares) is None
 
 
 def checked_sizes(sizes: Any) -> dict[str, int]:

@@ -22,7 +22,7 @@ from recollect.rollouts.core import NO_KEYS, ChosenGroups, RolloutCore
 from recollect.rollouts.expiry import advance_to
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.takes import hand_out, missing
+from recollect.rollouts.takes import take_shares
 from recollect.rules.query import Query, field
 from recollect.storage.base import Where
 from recollect.table.lease_verbs import lease_out
@@ -107,8 +107,7 @@ def _take(core: RolloutCore, sizes: Mapping[str, int], step: int) -> Verb[Groups
 
     def attempt() -> ChosenGroups | Blocked:
         advance_to(core, step)
-        blocked = missing(core, shares)
-        return hand_out(core, shares, math.inf, OWNER, step) if blocked is None else blocked
+        return take_shares(core, shares, math.inf, OWNER, step)
 
     return PlainVerb("get", attempt, finish=core.collated)
 
