@@ -21,6 +21,7 @@ from bench import (
     sql,
     startup,
     tables,
+    waiting,
 )
 from bench.harness import FLOOR, OURS, REPOSITORY, Implementation, Outcomes, Settings, run
 from bench.tables import Table
@@ -43,6 +44,7 @@ STARTUP = "startup"
 ANATOMY = "anatomy"
 JOURNAL = "journal"
 PACKING = "packing"
+WAITING = "waiting"
 PRODUCTION = "production"
 CHECKPOINT = "checkpoint"
 SQL = "sql"
@@ -85,6 +87,8 @@ def main() -> None:
         tell(tables.journaling(journal.measure(_say)))
     if OURS in options.peers and _wanted(PACKING, options.only):
         tell(tables.packing(packing.measure(10 if options.quick else 40, _say)))
+    if OURS in options.peers and _wanted(WAITING, options.only):
+        tell(tables.waiting(waiting.measure(3 if options.quick else 15, _say)))
     if OURS in options.peers and _wanted(PRODUCTION, options.only):
         tell(tables.production(production.measure(2 if options.quick else 10, _say)))
     if OURS in options.peers and _wanted(CHECKPOINT, options.only) and not options.quick:
@@ -107,7 +111,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     names = [OURS, *(peer.name for peer in PEERS)]
-    measured = [STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING, PRODUCTION, SQL]
+    measured = [STARTUP, ANATOMY, JOURNAL, CHECKPOINT, PACKING, WAITING, PRODUCTION, SQL]
     workloads = [*all_workloads(), *measured]
     parser.add_argument("--quick", action="store_true", help="small buffers, two short rounds")
     parser.add_argument("--only", type=_list, help=f"of {','.join(workloads)}", metavar="W1,W2")

@@ -15,6 +15,7 @@ from bench.journal import Cost
 from bench.packing import GROUP, MOST, MOST_SECONDS, RANKS, ROLLOUTS, Packing
 from bench.production import BATCH, FLYING, MOST_DRAIN, SIZES, TOKENS, Production
 from bench.startup import Startup
+from bench.waiting import MOST_RATIO, WAITERS, Waiting
 from bench.workloads import growth, w4_memory
 from bench.workloads.base import Against, Floor, Operation, Workload
 
@@ -312,6 +313,24 @@ def anatomy(parts: Sequence[Part]) -> Table:
         "kernels are timed inside the calls, about 0.2 us of each is the clock; memory alone reads "
         "the same cache lines and copies the same rows, on one core, in loops that do nothing else"
     )
+    return table
+
+
+def waiting(found: Waiting) -> Table:
+    """A call alone, and beside many that wait."""
+    title = f"Waiting: a leased take and its confirm while {WAITERS} coroutines wait in vain"
+    table = Table(title, ["a call", "nobody waits", f"{WAITERS} wait", "ratio", "must", "verdict"])
+    ratio = statistics.median(found.beside) / statistics.median(found.alone)
+    table.rows = [
+        [
+            "take(1, lease=60), confirm",
+            figures.seconds(found.alone),
+            figures.seconds(found.beside),
+            f"{ratio:.2f}",
+            f"at most {MOST_RATIO:g}",
+            figures.limit(ratio, MOST_RATIO),
+        ]
+    ]
     return table
 
 

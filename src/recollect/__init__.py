@@ -7,11 +7,13 @@
 import typing as _typing
 
 from recollect import errors
+from recollect.base import registry as _registry
 from recollect.base.clock import Clock, ManualClock, SystemClock
+from recollect.base.leases import Lease
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.data.conversions import RaggedTensor
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column
 from recollect.errors import (
@@ -183,6 +185,10 @@ _LATER = {  # what a table does not need is imported when it is first asked for
     "storage.sql": ("SqlStorage",),
 }
 
+# What a lower layer asks of a higher one by name; imported when it is first asked for.
+_registry.register("table_from_config", "recollect.config")
+_registry.register("store_from_config", "recollect.config")
+
 
 def __getattr__(name: str) -> _typing.Any:
     """Import what is heavy, or needs an optional package, when it is first asked for."""
@@ -196,12 +202,9 @@ def __getattr__(name: str) -> _typing.Any:
     if name == "training":
         return importlib.import_module("recollect.training")
     if name == "__version__":
-        from importlib import metadata
+        from recollect.base.version import installed_version
 
-        try:
-            return metadata.version("recollect")
-        except metadata.PackageNotFoundError:  # imported from a folder that was never installed
-            return "0+unknown"
+        return installed_version()
     import sys
 
     # name and obj let the interpreter say what may have been meant

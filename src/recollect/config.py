@@ -48,7 +48,7 @@ def table_from_config(config: Source) -> Table:
     >>> table_from_config({"name": "t", "capacity": 10, "limiter": "MinSize"}).limiter
     MinSize(min_size=1)
     """
-    return _from_source(Table, config)
+    return make_from_source(Table, config)
 
 
 def store_from_config(config: Source) -> Store:
@@ -58,7 +58,7 @@ def store_from_config(config: Source) -> Store:
     >>> list(store_from_config({"tables": {"train": {"capacity": 10}, "eval": {"capacity": 5}}}))
     ['train', 'eval']
     """
-    return _from_source(Store, config)
+    return make_from_source(Store, config)
 
 
 def rule_from_config(kind: type[Made], config: Any, path: str = "") -> Made:
@@ -70,7 +70,7 @@ def rule_from_config(kind: type[Made], config: Any, path: str = "") -> Made:
     name, rules = given.pop("type"), _rules(kind)
     if name not in list(rules):
         raise _error(place, f"unknown {shown(name)}; {_instead(name, rules)}")
-    made: Made = _make(rules[name], given, path)
+    made: Made = make(rules[name], given, path)
     return made
 
 
@@ -96,7 +96,7 @@ def _written(value: Any) -> Any:
 
 
 # -- reading by annotation ------------------------------------------------------------------------
-def _read(kind: Any, value: Any, path: str) -> Any:
+def read_as(kind: Any, value: Any, path: str) -> Any:
     """Make what an annotation, or a function in its place, asks for."""
     if kind is Any or isfunction(kind):
         return kind(value, path) if isfunction(kind) else value
@@ -112,12 +112,12 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     if origin is None:
         return rule_from_config(kind, value, path)
     if origin is Mapping:
-        return {name: _read(parts[1], value[name], f"{path}.{name}") for name in value}
+        return {name: read_as(parts[1], value[name], f"{path}.{name}") for name in value}
     if origin is not tuple or ... in parts:
         parts = parts[:1] * len(value)
     if len(parts) != len(value):
         raise _error(path, f"expected a list of {len(parts)}, got {shown(value)}")
-    return tuple(_read(parts[i], value[i], f"{path}[{i}]") for i in range(len(parts)))
+    return tuple(read_as(parts[i], value[i], f"{path}[{i}]") for i in range(len(parts)))
 
 
 def _form(kind: Any) -> tuple[Any, str]:
@@ -140,65 +140,76 @@ def _rules(kind: Any) -> dict[str, Any]:
     return found
 
 
-def _make(make: type[Made], given: Mapping[str, Any], path: str) -> Made:
-    """Call a class with what its arguments are made of; its own errors get their path."""
-    parameters = signature(make).parameters
-    hints = get_type_hints(make if is_dataclass(make) else make.__init__)
-    kinds = {name: WRITTEN.get((make, name), hints[name]) for name in parameters}
+def make(
+    kind: type[Made], given: Mapping[str, Any], path: str, written: Mapping[str, Any] | None = None
+) -> Made:
+    """Call a class with what its arguments are made of; its own errors get their path.
+
+    Args:
+        kind: The class.
+        given: What the data have for its arguments.
+        path: Where that stands in the data.
+        written: Annotations, or functions, for arguments that data write in another way than code.
+    """
+    parameters = signature(kind).parameters
+    hints = get_type_hints(kind if is_dataclass(kind) else kind.__init__)
+    kinds = {**hints, **WRITTEN.get(kind, {}), **(written or {})}
+    kinds = {name: kinds[name] for name in parameters}
     for name in given:
         if name not in kinds:
             raise _error(f"{path}.{name}", f"unknown; {_instead(name, kinds)}")
     for name in kinds:
         if name not in given and parameters[name].default is Parameter.empty:
             raise _error(f"{path}.{name}", "missing")
-    arguments = {name: _read(kinds[name], given[name], f"{path}.{name}") for name in given}
+    arguments = {name: read_as(kinds[name], given[name], f"{path}.{name}") for name in given}
     try:
-        return make(**arguments)
+        return kind(**arguments)
     except (ValueError, OverflowError) as error:
-        problem = re.sub(rf"^{make.__name__}[.: ]+", "", str(error))
+        problem = re.sub(rf"^{kind.__name__}[.: ]+", "", str(error))
         named = re.match(r"(\w+)[\w.\[\]]*: ", problem)
         if named and named[1] in kinds:
             raise _error(f"{path}.{named[0][:-2]}", problem[named.end() :]) from error
-        raise _error(path + BLAMED.get((make, type(error)), ""), problem) from error
+        raise _error(path + BLAMED.get((kind, type(error)), ""), problem) from error
 
 
 # -- what data writes in another way than code ----------------------------------------------------
 def _tables(value: Any, path: str) -> list[Table]:
-    tables = _read(list[Mapping[str, Any]] | Mapping[str, Mapping[str, Any]], value, path)
+    tables = read_as(list[Mapping[str, Any]] | Mapping[str, Mapping[str, Any]], value, path)
     if not isinstance(tables, Mapping):
-        return [_make(Table, table, f"{path}[{i}]") for i, table in enumerate(tables)]
+        return [make(Table, table, f"{path}[{i}]") for i, table in enumerate(tables)]
     for name, table in tables.items():
         if table.setdefault("name", name) != name:
             raise _error(f"{path}.{name}.name", f"expected {name!r}, got {shown(table['name'])}")
-    return [_make(Table, table, f"{path}.{name}") for name, table in tables.items()]
+    return [make(Table, table, f"{path}.{name}") for name, table in tables.items()]
 
 
-def _journal(value: Any, path: str) -> Any:
+def read_journal(value: Any, path: str) -> Any:
     """A path, or a mapping with a path."""
-    given = _read(str | Mapping[str, Any] | None, value, path)
-    return _make(Journal, given, path) if isinstance(given, Mapping) else given
+    given = read_as(str | Mapping[str, Any] | None, value, path)
+    return make(Journal, given, path) if isinstance(given, Mapping) else given
 
 
 def _columns(value: Any, path: str) -> Any:
-    given = _read(Mapping[str, Any] | None, value, path)
+    given = read_as(Mapping[str, Any] | None, value, path)
     return given and {name: _column(given[name], f"{path}.{name}") for name in given}
 
 
 def _column(value: Any, path: str) -> Any:
     """A dtype, a mapping with a dtype, or nested columns."""
-    given = _read(str | Mapping[str, Any], value, path)
+    given = read_as(str | Mapping[str, Any], value, path)
     given = {"dtype": given} if isinstance(given, str) else given
-    return _make(Column, given, path) if "dtype" in given else _columns(given, path)
+    return make(Column, given, path) if "dtype" in given else _columns(given, path)
 
 
-WRITTEN: dict[tuple[Any, str], Any] = {
-    (Store, "tables"): _tables,
-    (Table, "signature"): _columns,
-    (Table, "tags"): Mapping[str, str] | None,
-    (Store, "journal"): _journal,
-    (Table, "journal"): _journal,
-    (Table, "clock"): NoneType,  # only code has one
-    (Column, "dtype"): str,
+WRITTEN: dict[Any, dict[str, Any]] = {
+    Store: {"tables": _tables, "journal": read_journal},
+    Table: {
+        "signature": _columns,
+        "tags": Mapping[str, str] | None,
+        "journal": read_journal,
+        "clock": NoneType,  # only code has one
+    },
+    Column: {"dtype": str},
 }
 
 
@@ -251,10 +262,13 @@ FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))
 
 
-def _from_source(make: type[Made], source: Source) -> Made:
+def make_from_source(
+    kind: type[Made], source: Source, written: Mapping[str, Any] | None = None
+) -> Made:
+    """Make an object of a mapping, or of the YAML file at a path; see `make`."""
     data = load_mapping(source) if isinstance(source, str | os.PathLike) else source
     try:
-        return _make(make, _read(Mapping[str, Any], data, ""), "")
+        return make(kind, read_as(Mapping[str, Any], data, ""), "", written)
     except RecursionError as error:
         raise ConfigError("an entry contains itself, or too many others") from error
     except ConfigError as error:

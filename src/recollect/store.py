@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from recollect.base import registry
 from recollect.errors import InvalidValue, shown
 from recollect.table.core import TableCore
 from recollect.table.table import Table
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from recollect.durability.journal.open_journal import OpenJournal
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.members import Member
-    from recollect.durability.snapshot.reader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 
@@ -53,9 +54,7 @@ class Store(Mapping[str, Table]):
     @classmethod
     def from_config(cls, config: Mapping[str, Any] | str | PathLike[str]) -> Store:
         """Make a store of `{"tables": [...]}`, or of the YAML file at a path."""
-        from recollect.config import store_from_config
-
-        return store_from_config(config)
+        return registry.resolve("store_from_config", Store)(config)
 
     def __getitem__(self, name: str) -> Table:
         try:
@@ -130,7 +129,7 @@ class Store(Mapping[str, Table]):
             step: The training step to go back to.
             progress: Whether to show a bar; None does so for long work on a terminal.
         """
-        from recollect.durability.snapshot.reader import load_snapshot
+        from recollect.durability.snapshot.loader import load_snapshot
 
         return load_snapshot(path, self._members(), step=step, progress=progress)
 
@@ -153,6 +152,4 @@ class Store(Mapping[str, Table]):
         return f"Store({list(self._tables.values())!r})"
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_store
-
-        return of_store(self)
+        return "".join(table._repr_html_() for table in self._tables.values())

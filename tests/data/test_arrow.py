@@ -11,12 +11,12 @@ import pytest
 from arbitrary_batches import DTYPES, SHAPES, all_bits, batches, bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recollect.data.wire import from_frames, to_frames
 
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.data.ragged import Ragged
-from recollect.data.wire import from_frames, to_frames
 from recollect.errors import SchemaError
 
 
@@ -133,6 +133,7 @@ def test_what_other_readers_see_is_plain_arrow():
     assert json.loads(schema.field("x").metadata[b"recollect.shape"]) == [2, 3]
     assert schema.field("t").type == pa.large_list(pa.int64())
     assert schema.field("s").type == pa.large_utf8()
+    assert schema.field("s").metadata == {b"recollect.optional": b"true"}
     assert rows.rows.column("s").to_pylist() == ["a", None]
     assert (rows.shared, rows.info) == (None, None)
 
@@ -141,7 +142,7 @@ def test_info_is_a_record_batch_and_json():
     info = Info({"keys": np.array([4, 5], np.uint64), "task": np.array(["math", None], object)}, 9)
     arrow = Batch({"a": [1, 2]}, info=info).to_arrow()
     assert arrow.info.to_pydict() == {"keys": [4, 5], "task": ["math", None]}
-    assert json.loads(arrow.info.schema.metadata[b"recollect.data.info"]) == {
+    assert json.loads(arrow.info.schema.metadata[b"recollect.info"]) == {
         "table_size": 9,
         "lease": None,
     }
@@ -277,7 +278,7 @@ def raw_text(offsets, data):
 
 two_bytes = pa.array([0, 7], pa.int8())
 info_schema = pa.schema([pa.field("keys", pa.int32())], metadata={
-    "recollect.data.info": '{"table_size":1,"lease":null}'})  # fmt: skip
+    "recollect.info": '{"table_size":1,"lease":null}'})  # fmt: skip
 
 BAD_ARROW = {
     "not Arrow": ([1, 2], "got list"),

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from recollect.data.batch import Batch
-from recollect.data.columns import as_column, cleared, flatten, nest, spread
+from recollect.data.column_data import as_column, cleared, spread
+from recollect.data.dotted_names import flatten, nest
 from recollect.data.ragged import Ragged
 from recollect.errors import SchemaError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recollect.base.leases import Lease
 from recollect.data.batch import Batch
-from recollect.data.info import Info, Lease
+from recollect.data.info import Info
 
 
 def info_of(items, **arrays):

@@ -21,7 +21,7 @@ from journal_state import flushed_copy, journal_of, table_state
 
 import recollect as rc
 from recollect.durability.format import frame, frames, read_record
-from recollect.durability.journal import member as journal_member
+from recollect.durability.journal import journaled as journal_member
 from recollect.durability.journal import writer as journal_writer
 from recollect.durability.journal.log import Torn, records
 

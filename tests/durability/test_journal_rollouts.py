@@ -116,7 +116,7 @@ class Caller:
 
 def buffer_state(buffer: rc.RolloutBuffer, *, after_restart: bool) -> dict[str, Any]:
     core = buffer.core
-    state = {"table": table_state(core.table, after_restart=after_restart)}
+    state = {"table": table_state(buffer.table, after_restart=after_restart)}
     state["train_step"] = core.train_step
     state["promised"] = {} if after_restart else core.promised  # promises end, too
     state["accounts"] = core.accounts.state()

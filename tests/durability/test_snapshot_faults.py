@@ -14,6 +14,7 @@ import recollect as rc
 from recollect.durability.snapshot import ledger
 from recollect.durability.snapshot.manifest import find_snapshots
 from recollect.durability.snapshot.saver import save_snapshot
+from recollect.table.member import member_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +63,16 @@ def saves(target: str, mode: str, links: bool, exchanges: bool, folder: Path) ->
         here.mkdir()
         table = made()
         fill(table, 20, 1)
-        save_snapshot(here / "a", {"t": table}, step=1, files=Faulty())
+        save_snapshot(here / "a", {"t": member_of(table.core)}, step=1, files=Faulty())
         before = contents(table)
         fill(table, 12, 2)
         now = contents(table)
         files = Faulty(number, mode, links=links, exchanges=exchanges)
         failed = False
         try:
-            save_snapshot(here / target, {"t": table}, step=2, files=files, others={"m": b"1"})
+            save_snapshot(
+                here / target, {"t": member_of(table.core)}, step=2, files=files, others={"m": b"1"}
+            )
         except rc.SnapshotError:
             failed = True
         assert contents(table) == now, "a save does not change the table"
@@ -81,7 +84,7 @@ def saves(target: str, mode: str, links: bool, exchanges: bool, folder: Path) ->
             assert loaded(here / target) == now
         table.insert({"x": np.zeros((1, 4)), "text": ["goes on"]}, score=0.5)
         after = contents(table)
-        save_snapshot(here / target, {"t": table}, step=3, files=Faulty())
+        save_snapshot(here / target, {"t": member_of(table.core)}, step=3, files=Faulty())
         assert loaded(here / target) == after
         names = {path.name for path in here.iterdir()}
         assert names == {"a", target}, "nothing partial remains"
@@ -110,7 +113,7 @@ def test_a_failed_save_leaves_nothing_behind(target: str, tmp_path: Path) -> Non
     """Where the disk still lets us remove files, they are gone before the error is raised."""
     table = made()
     fill(table, 20, 1)
-    save_snapshot(tmp_path / "a", {"t": table}, files=Faulty())
+    save_snapshot(tmp_path / "a", {"t": member_of(table.core)}, files=Faulty())
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     fill(table, 9, 2)
     number = 0
@@ -118,7 +121,7 @@ def test_a_failed_save_leaves_nothing_behind(target: str, tmp_path: Path) -> Non
         number += 1
         files = Faulty(number, "full")
         try:
-            save_snapshot(tmp_path / target, {"t": table}, files=files)
+            save_snapshot(tmp_path / target, {"t": member_of(table.core)}, files=files)
         except rc.SnapshotError:
             assert [path.name for path in tmp_path.iterdir()] == ["a"], files.log[number - 1]
             assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
@@ -130,12 +133,14 @@ def test_a_failed_save_leaves_nothing_behind(target: str, tmp_path: Path) -> Non
 def test_a_save_after_one_that_failed_writes_only_what_changed(tmp_path: Path) -> None:
     table = made()
     fill(table, 20, 1)
-    first = save_snapshot(tmp_path / "a", {"t": table}, files=Faulty())
+    first = save_snapshot(tmp_path / "a", {"t": member_of(table.core)}, files=Faulty())
     table.update(sorted(table.counts("key"))[:1], priority=5.0)
     for number in (3, 6, 9):
         with pytest.raises(rc.SnapshotError):
-            save_snapshot(tmp_path / "b", {"t": table}, files=Faulty(number, "full"))
-    saved = save_snapshot(tmp_path / "b", {"t": table}, files=Faulty())
+            save_snapshot(
+                tmp_path / "b", {"t": member_of(table.core)}, files=Faulty(number, "full")
+            )
+    saved = save_snapshot(tmp_path / "b", {"t": member_of(table.core)}, files=Faulty())
     rows = {path.name for path in (tmp_path / "b").glob("t.rows-*")}
     assert rows == {path.name for path in (tmp_path / "a").glob("t.rows-*")}
     assert saved.bytes_written < first.bytes_written
@@ -146,7 +151,7 @@ def test_a_full_disk_is_said_and_the_table_goes_on(tmp_path: Path) -> None:
     table = made()
     fill(table, 20, 1)
     with pytest.raises(rc.SnapshotError, match="No space left") as caught:
-        save_snapshot(tmp_path / "a", {"t": table}, files=Faulty(5, "full"))
+        save_snapshot(tmp_path / "a", {"t": member_of(table.core)}, files=Faulty(5, "full"))
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []

@@ -97,7 +97,7 @@ def test_a_second_process_does_not_compile_again_and_says_nothing(warm):
     folder, _ = warm
     before = compiled(folder)
     code = USE + (
-        "import recollect.kernels as k\n"
+        "import recollect.kernels.load as k\n"
         "hits = misses = 0\n"
         "k.load()\n"
         "for module in vars(k.FAMILIES['tables']()).values():\n"

@@ -269,7 +269,7 @@ def test_a_process_that_forks_within_a_copy_finishes_it_twice(two_cores):
 def test_a_process_ends_though_the_thread_never_does():
     code = """
 import numpy as np, recollect as rc
-from recollect.storage import helping
+from recollect.storage import copy_thread as helping
 helping.cores = lambda: 2
 table = rc.Table("t", capacity=64)
 table.insert({"r": rc.Ragged.from_list([np.zeros(20_000) for _ in range(64)])})

@@ -549,7 +549,7 @@ def test_a_wait_for_room_that_ends_while_a_journal_is_written_keeps_none(tmp_pat
         await buffer.put(completed("a", task="other"))
         assert room.reserve(1) == 0
         await settle()
-        buffer.table.core.effects.settle_async = lambda number: asyncio.sleep(5)  # a slow disk
+        buffer.table.core.effects.settle_async = lambda *_, **__: asyncio.sleep(5)  # a slow disk
         buffer.sync.take(1, "other")
         await asyncio.sleep(1)
         assert promised(buffer) == {"math": 1}
@@ -1093,13 +1093,14 @@ def test_a_group_that_the_journal_may_have_lost_is_not_given_back_beside_the_sto
         manager.start(1)
         await asyncio.sleep(30)
         assert len(manager.in_flight["math"]) == 1  # what came from the buffer with a token
-        do = buffer.sync._run
+        context = manager.contexts["math"]
+        put = context.put_at_once
 
-        def lost(verb):
-            do(verb)
+        def lost(group):
+            put(group)
             raise JournalError("the disk is full")
 
-        buffer.sync._run = lost
+        context.put_at_once = lost
         await manager.pause()
         assert buffer.find("math-0") is not None
         assert prompts.given_back == []

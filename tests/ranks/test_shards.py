@@ -436,9 +436,10 @@ def test_loading_is_the_same_in_every_process_and_with_every_hash_seed(tmp_path:
         table = make_table()
         fill(table, rank, random)
         rc.save_shard(tmp_path, table, rank, 3, step=1)
-    tests = str(Path(__file__).parents[1] / "support")
+    here = Path(__file__).parent
+    folders = [str(here), str(here.parent / "support")]
     program = (
-        f"import sys; sys.path.insert(0, {tests!r})\n"
+        f"import sys; sys.path[:0] = {folders!r}\n"
         f"from test_shards import loaded_text; print(loaded_text({str(tmp_path)!r}))"
     )
     run = subprocess.run(

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recollect.ranks.redistribution import (
-    Plan,
+    ShardPlan,
     Stream,
     apportion,
     by_age,
@@ -95,7 +95,7 @@ def test_every_unit_is_in_one_shard_and_shards_differ_by_one_unit_at_most(
     sizes: list[list[int]], shards: int
 ) -> None:
     streams = [Stream(source, np.array(units, np.int64)) for source, units in enumerate(sizes)]
-    plan = Plan(streams, len(sizes), shards)
+    plan = ShardPlan(streams, len(sizes), shards)
     seen = []
     for shard in range(shards):
         mine = plan.shard(shard)
@@ -115,13 +115,13 @@ def test_every_unit_is_in_one_shard_and_shards_differ_by_one_unit_at_most(
 
 def test_a_rank_reads_few_sources_and_all_ages_of_them() -> None:
     streams = [Stream(source, np.ones(1000, np.int64)) for source in range(8)]
-    plan = Plan(streams, 8, 2)
+    plan = ShardPlan(streams, 8, 2)
     assert sorted(set(plan.shard(0).streams.tolist())) == [0, 1, 2, 3]
     assert sorted(set(plan.shard(1).streams.tolist())) == [4, 5, 6, 7]
-    plan = Plan(streams[:1], 1, 4)
+    plan = ShardPlan(streams[:1], 1, 4)
     for shard in range(4):  # one source for four: each gets every fourth of its items
         assert np.diff(plan.shard(shard).places).max() <= 5
-    plan = Plan(streams[:3], 3, 2)
+    plan = ShardPlan(streams[:3], 3, 2)
     middle = plan.shard(0).places[plan.shard(0).streams == 1]
     assert middle.size == 500
     assert middle.min() < 5
@@ -135,7 +135,7 @@ def test_plan_is_the_same_in_every_process_and_with_every_hash_seed(seed: str) -
         "from recollect.ranks.redistribution import *\n"
         "r = np.random.default_rng(3)\n"
         "s = [Stream(i // 2, r.integers(1, 90, 200)) for i in range(10)]\n"
-        "print(Plan(s, 5, 7).targets.tolist(), fresh_origins({5, 9, 1}, 3),"
+        "print(ShardPlan(s, 5, 7).targets.tolist(), fresh_origins({5, 9, 1}, 3),"
         " seed_words([[1, 2], [3, 4]], 3, 1).tolist())\n"
     )
     environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -145,7 +145,7 @@ def test_plan_is_the_same_in_every_process_and_with_every_hash_seed(seed: str) -
     random = np.random.default_rng(3)
     streams = [Stream(i // 2, random.integers(1, 90, 200)) for i in range(10)]
     here = (
-        Plan(streams, 5, 7).targets.tolist(),
+        ShardPlan(streams, 5, 7).targets.tolist(),
         fresh_origins({5, 9, 1}, 3),
         seed_words([[1, 2], [3, 4]], 3, 1).tolist(),
     )

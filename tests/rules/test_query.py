@@ -24,6 +24,7 @@ from recollect.rules.query import (
     Not,
     Or,
     Query,
+    allowed_partitions,
     as_query,
     bind,
     field,
@@ -31,7 +32,6 @@ from recollect.rules.query import (
     from_mapping,
     mask,
     parse,
-    split,
 )
 
 Row = dict[str, Any]
@@ -180,7 +180,7 @@ def test_mask_agrees_with_the_oracle_bound_or_not(query: Query, table: list[Row]
 @given(queries, some_rows)
 def test_split_keeps_the_meaning(query: Query, table: list[Row]) -> None:
     bound = bind(query, FIELDS)
-    allowed, rest = split(bound, ["task", "version", "done"])
+    allowed, rest = allowed_partitions(bound, ["task", "version", "done"])
     inside = [all(row[name] in values for name, values in allowed.items()) for row in table]
     kept = [rest is None or holds(rest, row) for row in table]
     assert [a and b for a, b in zip(inside, kept, strict=True)] == masked(bound, table)
@@ -284,7 +284,7 @@ def test_binding_moves_a_value_into_the_type_of_its_field(text: str, bound: str)
 def test_split_pulls_out_what_partitions_answer(
     text: str, allowed: dict[str, set[object]], rest: str | None
 ) -> None:
-    found, left = split(parse(text), ["task", "done"])
+    found, left = allowed_partitions(parse(text), ["task", "done"])
     assert found == allowed
     assert (None if left is None else str(left)) == rest
 

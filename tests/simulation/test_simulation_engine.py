@@ -11,11 +11,11 @@ import pytest
 import recollect as rc
 from recollect.simulation import Scenario, TaskModel, run
 from recollect.simulation.answers import EndlessPrompts, Fate, SimulatedGenerator
-from recollect.simulation.engine import Engine, Request
+from recollect.simulation.engine import Engine, EngineRequest
 
 
 def request(cells, ended=lambda request: None, slowness=1.0, ends="stop"):
-    return Request(cells, ends, slowness, ended)
+    return EngineRequest(cells, ends, slowness, ended)
 
 
 def versions(done):

@@ -111,7 +111,7 @@ def test_cells_of_every_size_come_back_whole(size):
 PLACING = """
 import threading
 import numpy as np
-from recollect import kernels
+from recollect.kernels import load as kernels
 from recollect.kernels import layout
 
 place = kernels.load().rows.place_fixed

@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from recollect.data.batch import Batch
-from recollect.data.columns import flatten
-from recollect.data.info import Info, Lease
+from recollect.base.leases import Lease
+from recollect.data.batch import Batch, info_of
+from recollect.data.dotted_names import flatten
+from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged, offsets_of
 
 SMALL = [
@@ -117,8 +118,8 @@ def bits(column):
 def all_bits(batch):
     sections = [batch.columns, batch.present, batch.shared.columns, batch.shared.present]
     result = [{name: bits(column) for name, column in section.items()} for section in sections]
-    if batch._info is not None:
+    if info_of(batch) is not None:
         lease = batch.info.lease
-        result.append({name: bits(array) for name, array in batch.info._arrays().items()})
+        result.append({name: bits(array) for name, array in info_arrays(batch.info).items()})
         result.append((batch.info.table_size, None if lease is None else tuple(lease)))
     return result

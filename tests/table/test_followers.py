@@ -157,7 +157,7 @@ def test_a_lease_that_could_not_be_made_safe_is_given_back(tmp_path: Path) -> No
     table = rc.Table("t", capacity=10, sampler=rc.Fifo())
     files = Faulty()
     journal = rc.Journal(tmp_path, sync="always")
-    table.core.journal = OpenJournal(journal, [JournaledTable(table)], files=files)
+    table.core.journal = OpenJournal(journal, [JournaledTable(table.core)], files=files)
     table.insert({"x": [1]})
     files.fail_at = len(files.log) + 1
     with pytest.raises(rc.JournalError, match="cannot be written"):

@@ -398,7 +398,7 @@ def test_close_wakes_coroutines_from_another_thread():
             await asyncio.wait_for(table.sample_async(1), SOON)
         return table
 
-    assert asyncio.run(main())._gate.arrivals.waiters == []
+    assert asyncio.run(main()).core.gate.arrivals.waiters == []
 
 
 # -- async
@@ -706,3 +706,103 @@ def test_a_waiter_with_a_timeout_wakes_once(wake_ups):
     with pytest.raises(TimeoutError):
         table.sample(1, timeout=0.2)
     assert wake_ups["thread"] <= 2
+
+
+# -- deadlines: one waiter of all threads, and one of each loop, watches them
+
+
+def in_vain(table, **options):
+    """A call that waits for an item that never comes."""
+    return Caller(lambda: table.take(1, where={"task": "never"}, **options))
+
+
+def test_a_leased_take_and_its_confirm_wake_one_of_two_hundred_at_most(wake_ups):
+    """The first deadline wakes the one that watches; later ones are beyond what it watches."""
+
+    async def main():
+        table = rc.Table("t", capacity=99, sampler=rc.Fifo())
+        table.insert({"x": np.arange(50)}, task="math")
+        call = table.take_async(1, where={"task": "never"})
+        waiters = [asyncio.create_task(call)]
+        waiters += [
+            asyncio.create_task(table.take_async(1, where={"task": "never"})) for _ in range(199)
+        ]
+        while waiting(table) < 200:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            lease = table.take(1, lease=60, where={"task": "math"}).info.lease
+            await asyncio.sleep(0)
+            table.renew(lease, 90)
+            table.confirm(lease)
+            await asyncio.sleep(0)
+        assert wake_ups["task"] <= 1
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+        assert waiting(table) == 0
+
+    asyncio.run(main())
+
+
+def test_a_nearer_deadline_wakes_the_one_that_would_sleep_beyond_it():
+    table = rc.Table("t", capacity=9, sampler=rc.Fifo())
+    table.insert({"x": [0, 1]}, task="math")
+    table.take(1, lease=60)
+    in_vain(table)
+    caller = Caller(lambda: table.take(1, where={"task": "math"}))
+    assert caller.done()["x"].tolist() == [1]
+    table.insert({"x": [2]}, task="math")
+    caller = Caller(lambda: table.take(2, where={"task": "math"}))
+    until(lambda: waiting(table) == 2)
+    table.take(1, lease=0.2)  # the one that watches sleeps for another minute
+    table.insert({"x": [3]}, task="math")
+    assert caller.done()["x"].tolist() == [2, 3]
+    table.close()
+
+
+def test_when_the_one_that_watches_leaves_another_does():
+    table = rc.Table("t", capacity=9, sampler=rc.Fifo())
+    table.insert({"x": [0]}, task="math")
+    table.take(1, lease=0.6)
+    first = in_vain(table, timeout=0.2)
+    until(lambda: waiting(table) == 1)  # it watches
+    caller = Caller(lambda: table.take(1, where={"task": "math"}))
+    with pytest.raises(rc.WaitTimeout):
+        first.done()
+    assert caller.done()["x"].tolist() == [0]
+
+
+def test_a_loop_that_stands_still_keeps_no_thread_from_a_lapsed_lease():
+    table = rc.Table("t", capacity=9, sampler=rc.Fifo())
+    table.insert({"x": [0]}, task="math")
+    stopped, go = threading.Event(), threading.Event()
+
+    async def stands_still():
+        call = asyncio.create_task(table.take_async(1, where={"task": "never"}))
+        while not waiting(table):
+            await asyncio.sleep(0)
+        stopped.set()
+        go.wait()  # nobody in this loop moves
+        call.cancel()
+
+    loop = Caller(lambda: asyncio.run(stands_still()))
+    stopped.wait()
+    table.take(1, lease=0.2)
+    assert Caller(lambda: table.take(1)).done()["x"].tolist() == [0]
+    go.set()
+    loop.done()
+
+
+def test_a_returned_lease_wakes_a_sample_that_the_limiter_holds_back():
+    """Half a sample an insert: one that is undone lets another go, though nothing comes."""
+    limiter = rc.SampleToInsertRatio(0.5, min_size=1, error_buffer=2.0)
+    table = rc.Table("t", capacity=9, sampler=rc.Fifo(), limiter=limiter)
+    table.insert({"x": np.arange(4)})
+    taken = []
+    with contextlib.suppress(rc.WaitTimeout):
+        for _ in range(9):
+            taken.append(table.take(1, lease=60, timeout=0).info.lease)
+    caller = Caller(lambda: table.take(1))
+    assert caller.waits()
+    table.give_back(taken[-1])
+    caller.done()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue, shown
-from recollect.storage.base import ONE_ROW
 
 Keys = NDArray[np.uint64]
 
-LOWEST = -(1 << 61)  # a bound below it keeps numbers in range, and says nothing to a user
+LOWEST = -(1 << 61)  # a bound below it only keeps numbers in range: messages leave it out
 
 
-def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
+def whole(name: str, value: object, least: int, most: int = (1 << 62)) -> int:
     """A whole number within bounds."""
     if isinstance(value, np.integer):
         value = int(value)
@@ -29,7 +27,7 @@ def whole(name: str, value: Any, least: int, most: int = (1 << 62)) -> int:
     return value
 
 
-def time_span(name: str, value: Any) -> float:
+def time_span(name: str, value: object) -> float:
     """A time span of 0 or more; infinity is one."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -38,21 +36,21 @@ def time_span(name: str, value: Any) -> float:
     return min(float(value), math.inf)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """True or False, and nothing else."""
     if not isinstance(value, bool | np.bool_):
         raise InvalidValue(f"{name}: expected True or False, got {shown(value)}")
     return bool(value)
 
 
-def text(name: str, value: Any) -> str:
+def text(name: str, value: object) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:
         raise InvalidValue(f"{name}: expected text that is not empty, got {shown(value)}")
     return value
 
 
-def keys_of(keys: Any) -> Keys:
+def keys_of(keys: object) -> Keys:
     """Keys as a flat array of uint64."""
     if type(keys) is np.ndarray and keys.dtype == np.uint64 and keys.ndim == 1:
         return np.ascontiguousarray(keys)
@@ -75,45 +73,11 @@ def keys_of(keys: Any) -> Keys:
     return np.atleast_1d(array).astype(np.uint64)
 
 
-def _is_whole(key: Any) -> bool:
+def _is_whole(key: object) -> bool:
     return isinstance(key, int | np.integer) and not isinstance(key, bool)
 
 
-def items_of(rows: int, rows_per_item: Any) -> tuple[NDArray[np.int32], int]:
-    """How many rows each item has (one number where all have the same), and how many items."""
-    if type(rows_per_item) is int:
-        if rows_per_item == 1:
-            return ONE_ROW, rows
-        if rows_per_item < 1 or rows % rows_per_item:
-            raise InvalidValue(
-                f"rows_per_item: {rows} rows do not make items of {rows_per_item} rows; give a "
-                "number that divides them, or one number per item"
-            )
-        return np.array([rows_per_item], np.int32), rows // rows_per_item
-    try:
-        counts = np.asarray(rows_per_item)
-    except ValueError:
-        counts = np.zeros(1)
-    if counts.dtype.kind not in "iu" or counts.ndim > 1:
-        raise InvalidValue(
-            f"rows_per_item: expected a whole number, or one per item, got {shown(rows_per_item)}"
-        )
-    if counts.ndim == 0:
-        return items_of(rows, int(counts))
-    if (counts < 1).any():
-        item = int(np.argmax(counts < 1))
-        raise InvalidValue(
-            f"rows_per_item: expected numbers above 0, got {counts[item]} for item {item}"
-        )
-    if int(counts.sum()) != rows:
-        raise InvalidValue(
-            f"rows_per_item: expected numbers that add up to {rows} rows, got a sum of "
-            f"{int(counts.sum())}"
-        )
-    return np.ascontiguousarray(counts, dtype=np.int32), counts.size
-
-
-def names(name: str, values: Any) -> tuple[str, ...]:
+def names(name: str, values: object) -> tuple[str, ...]:
     """Names: one, or several."""
     if isinstance(values, str):
         return (values,)

@@ -10,18 +10,39 @@ import heapq
 import math
 import secrets
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
 from recollect.errors import InvalidValue, LeaseExpired, shown
+
+
+class LeaseLike(Protocol):
+    """What a batch's lease tells: its id, who holds it, and until when (None: without end)."""
+
+    @property
+    def id(self) -> Any: ...
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def deadline(self) -> float | None: ...
+
+
+class Lease(NamedTuple):
+    """A batch that was handed out: its number, who holds it, and until when (None: without end).
+
+    The id is an int. One that arrived with an encoded batch may have text as its id.
+    """
+
+    id: Any
+    owner: Any
+    deadline: float | None
 
 
 @dataclass(slots=True)
 class Held:
-    """A lease, and what it hides."""
+    """A lease, and the keys of the items that it hides."""
 
     lease: Lease
     keys: NDArray[np.uint64]
@@ -32,10 +53,10 @@ class LeaseBook(Protocol):
 
     def __len__(self) -> int: ...
     def add(self, keys: NDArray[np.uint64], owner: str, deadline: float | None) -> Lease: ...
-    def end(self, lease: Any) -> Held: ...
-    def narrow(self, lease: Any, keys: NDArray[np.uint64]) -> None: ...
+    def end(self, lease: object) -> Held: ...
+    def narrow(self, lease: object, keys: NDArray[np.uint64]) -> None: ...
     def end_all(self) -> None: ...
-    def renew(self, lease: Any, deadline: float | None) -> Lease: ...
+    def renew(self, lease: object, deadline: float | None) -> Lease: ...
     def of_owner(self, owner: str) -> list[Lease]: ...
     def overdue(self, now: float) -> list[Lease]: ...
     def held(self) -> dict[int, Held]: ...
@@ -69,11 +90,11 @@ class Leases:
         if lease.deadline is not None:
             heapq.heappush(self._deadlines, (lease.deadline, lease.id))
 
-    def end(self, lease: Any) -> Held:
+    def end(self, lease: object) -> Held:
         """Take a lease out, to settle it."""
         return self._held.pop(self._id(lease))
 
-    def narrow(self, lease: Any, keys: NDArray[np.uint64]) -> None:
+    def narrow(self, lease: object, keys: NDArray[np.uint64]) -> None:
         """Some of what a lease hides has been removed; these keys are left."""
         self._held[self._id(lease)].keys = keys
 
@@ -82,13 +103,13 @@ class Leases:
         self._held.clear()
         self._deadlines.clear()
 
-    def renew(self, lease: Any, deadline: float | None) -> Lease:
+    def renew(self, lease: object, deadline: float | None) -> Lease:
         held = self._held[self._id(lease)]
         held.lease = held.lease._replace(deadline=deadline)
         self._expect(held.lease)
         return held.lease
 
-    def _id(self, lease: Any) -> int:
+    def _id(self, lease: object) -> int:
         number = number_of(lease)
         if number not in self._held:
             raise not_held(number)
@@ -122,7 +143,7 @@ class Leases:
         return self._deadlines[0][0] if self._deadlines else math.inf
 
 
-def number_of(lease: Any) -> int:
+def number_of(lease: object) -> int:
     """The id of what a caller gives as a lease."""
     number = lease.id if isinstance(lease, Lease) else lease
     if not isinstance(number, int) or isinstance(number, bool):

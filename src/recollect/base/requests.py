@@ -12,8 +12,8 @@ from recollect.errors import InvalidValue, shown
 
 Request = tuple[str | int, int]
 
-PER_PRODUCER = 1024  # what is older may not be repeated
-PRODUCERS = 4096
+PER_PRODUCER = 1024  # requests that are remembered; an older one may not be repeated
+PRODUCERS = 4096  # that are remembered; who asked longest ago is forgotten first
 
 
 class RequestBook(Protocol):
@@ -67,7 +67,7 @@ class Requests:
             self._known.popitem(last=False)
 
 
-def check_request(request: Any) -> Request:
+def check_request(request: object) -> Request:
     """A request is a producer's name or number, and a number that it counts upwards."""
     if isinstance(request, tuple | list) and len(request) == 2:
         producer, number = (v.item() if isinstance(v, np.generic) else v for v in request)

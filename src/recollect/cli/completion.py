@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from recollect.cli.command_parser import CommandParser
 from recollect.cli.display import add_examples
 
 SCRIPT = """\
@@ -49,13 +50,11 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.cli.main import parser
-
-    print((ZSH if given.shell == "zsh" else "") + script(parser()), end="")
+    print((ZSH if given.shell == "zsh" else "") + script(given.parser), end="")
     return 0
 
 
-def script(parser: argparse.ArgumentParser) -> str:
+def script(parser: CommandParser) -> str:
     """Completion of every command that a parser knows, for bash."""
     known = dict(_commands(parser, "recollect"))
     paths = " | ".join(f'"{path}"' for path in known if path != "recollect")
@@ -65,16 +64,13 @@ def script(parser: argparse.ArgumentParser) -> str:
     return SCRIPT.format(paths=paths, cases=cases)
 
 
-def _commands(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, list[str]]]:
+def _commands(parser: CommandParser, path: str) -> Iterator[tuple[str, list[str]]]:
     """Each command with the words that may follow it: options, choices and its own commands."""
     words: list[str] = []
-    below: dict[str, argparse.ArgumentParser] = {}
-    for action in parser._actions:
-        words += [option for option in action.option_strings if option.startswith("--")]
-        if isinstance(action, argparse._SubParsersAction):
-            below.update(action.choices)
-        elif action.choices is not None:
-            words += map(str, action.choices)
-    yield path, [*below, *words]
-    for name, command in below.items():
+    for argument in parser.arguments:
+        words += [option for option in argument.option_strings if option.startswith("--")]
+        if argument.choices is not None:
+            words += map(str, argument.choices)
+    yield path, [*parser.commands, *words]
+    for name, command in parser.commands.items():
         yield from _commands(command, f"{path} {name}")

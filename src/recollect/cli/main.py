@@ -9,29 +9,16 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from recollect.base.version import installed_version
+from recollect.cli.command_parser import WRONG_USE, CommandParser
 from recollect.cli.display import add_examples
 from recollect.errors import InvalidValue, RecollectError
 
 COMMANDS = (  # files in this folder, in the order of the help
     "inspect", "verify", "export", "diff", "reshard", "simulate", "sql", "demo", "completion",
 )  # fmt: skip
-WRONG_USE, FAILED = 2, 1
+FAILED = 1
 UNREAD = 128 + 13  # as if SIGPIPE had ended it
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, with a hint."""
-
-    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
-        """Nobody takes what is left over, and only this command's own help says what it knows."""
-        given, left = super().parse_known_args(*arguments, **options)
-        if left:
-            self.error(f"unrecognized arguments: {' '.join(left)}")
-        return given, left
-
-    def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}; see {self.prog} --help", file=sys.stderr)
-        raise SystemExit(WRONG_USE)
 
 
 class Version(argparse.Action):
@@ -41,14 +28,12 @@ class Version(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, **options)
 
     def __call__(self, *_: Any) -> NoReturn:
-        import recollect
-
-        print(f"recollect {recollect.__version__}")
+        print(f"recollect {installed_version()}")
         raise SystemExit(0)
 
 
-def parser() -> Parser:
-    made = Parser(
+def parser() -> CommandParser:
+    made = CommandParser(
         prog="recollect",
         description="The experience store for reinforcement learning: look into what a run saved, "
         "check it, move it to another number of ranks.",
@@ -61,7 +46,8 @@ def parser() -> Parser:
         "recollect verify runs/checkpoints      whether every byte is as it was written",
         "recollect COMMAND --help               arguments and examples of a command",
     )
-    commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    made.set_defaults(parser=made)  # for a command that is about all of them
+    commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     for name in COMMANDS:
         import_module(f"recollect.cli.{name}").add(commands)
     return made

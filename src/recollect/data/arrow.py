@@ -1,4 +1,4 @@
-"""The Arrow encoding of a Batch, as record batches; `frames.py` has its form for the wire.
+"""The Arrow encoding of a Batch, as record batches; `wire.py` has its form for the wire.
 
 A column of scalars is a primitive array, one of shape `[k, ...]` a FixedSizeList with the shape in
 the field's metadata, a Ragged a LargeList, text LargeUtf8 and bytes LargeBinary; absent cells are
@@ -16,18 +16,19 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from recollect.data.batch import Batch
 from recollect.data.cells import Array
-from recollect.data.columns import ColumnData, Columns, Mask, check_flat_names, cleared
+from recollect.data.column_data import ColumnData, Mask, cleared
+from recollect.data.columns import Columns
+from recollect.data.dotted_names import check_flat_names
 from recollect.data.dtypes import DType, StoredType, restored_dtype, stored_type
 from recollect.data.info import Info, info_from_columns, info_to_columns
 from recollect.data.ragged import Ragged, offsets_of
 from recollect.errors import SchemaError
 
-Table: TypeAlias = Any  # a pyarrow RecordBatch or Table; pyarrow has no types
+ArrowTable: TypeAlias = Any  # a pyarrow RecordBatch or Table; pyarrow has no types
 
-_DTYPE, _SHAPE, _OPTIONAL = b"recollect.dtype", b"recollect.shape", b"recollect.base.optional"
-_INFO = b"recollect.data.info"
+_DTYPE, _SHAPE, _OPTIONAL = b"recollect.dtype", b"recollect.shape", b"recollect.optional"
+_INFO = b"recollect.info"
 
 
 class ArrowBatch(NamedTuple):
@@ -38,40 +39,33 @@ class ArrowBatch(NamedTuple):
     DataType(int8)
     """
 
-    rows: Table
-    shared: Table | None = None
-    info: Table | None = None
+    rows: ArrowTable
+    shared: ArrowTable | None = None
+    info: ArrowTable | None = None
 
 
-def batch_to_arrow(batch: Batch) -> ArrowBatch:
-    """`Batch.to_arrow`."""
-    shared = _record_batch(batch.shared) if batch.shared.columns else None
-    info = None
-    if batch._info is not None:
-        columns, meta = info_to_columns(batch._info)
-        info = _record_batch(columns).replace_schema_metadata({_INFO: to_json(meta)})
-    return ArrowBatch(_record_batch(batch), shared, info)
+def to_arrow(rows: Columns, shared: Columns, info: Info | None) -> ArrowBatch:
+    """`Batch.to_arrow`, of the three parts of a batch."""
+    cells = record_batch(shared) if shared.columns else None
+    known = None
+    if info is not None:
+        columns, meta = info_to_columns(info)
+        known = record_batch(columns).replace_schema_metadata({_INFO: to_json(meta)})
+    return ArrowBatch(record_batch(rows), cells, known)
 
 
-def batch_from_arrow(data: Any) -> Batch:
-    """`Batch.from_arrow`."""
+def from_arrow(data: Any) -> tuple[Columns, Columns, Info | None]:
+    """Return the rows, shared columns and info that `Batch.from_arrow` makes a Batch of."""
     if not isinstance(data, ArrowBatch):
         data = ArrowBatch(data)
     rows = _columns(data.rows)
-    shared = Columns._of({}, None) if data.shared is None else _columns(data.shared)
+    shared = Columns({}) if data.shared is None else _columns(data.shared)
     info = None
     if data.info is not None:
         columns = _columns(data.info)
         meta = (data.info.schema.metadata or {}).get(_INFO, b"{}")
         info = info_from_columns(columns, from_json(meta))
-    return assembled(rows, shared, info)
-
-
-def assembled(rows: Columns, shared: Columns, info: Info | None) -> Batch:
-    """Return the Batch of its decoded sections, or raise `SchemaError` where they disagree."""
-    batch = Batch._make(rows.columns, info, shared.columns or None, rows._present, shared._present)
-    batch._check_counts()
-    return batch
+    return rows, shared, info
 
 
 # A column, taken apart into what Arrow calls buffers
@@ -101,11 +95,12 @@ def taken_apart(name: str, column: ColumnData, present: Mask | None) -> Parts:
     return Parts(kind, stored, values.shape[1:], count, validity, offsets, flat)
 
 
-def _record_batch(columns: Columns) -> Table:
+def record_batch(columns: Columns) -> ArrowTable:
+    """Return the columns as an Arrow record batch over the same memory."""
     fields, arrays = [], []
     for name, column in columns.columns.items():
         parts = taken_apart(name, column, columns.present.get(name))
-        arrays.append(_arrow_array(parts))
+        arrays.append(arrow_array(parts))
         optional = parts.validity is not None
         metadata = {}
         if parts.stored.marked:
@@ -118,7 +113,8 @@ def _record_batch(columns: Columns) -> Table:
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _arrow_array(parts: Parts) -> Any:
+def arrow_array(parts: Parts) -> Any:
+    """Return the Arrow array of these buffers; nothing is copied."""
     validity = None if parts.validity is None else pa.py_buffer(parts.validity)
     offsets = None if parts.offsets is None else pa.py_buffer(parts.offsets)
     values = pa.py_buffer(parts.values)
@@ -174,7 +170,7 @@ def bytes_array(cells: Sequence[bytes], kind: Any) -> Any:
     return pa.Array.from_buffers(kind, len(cells), buffers)
 
 
-def _columns(table: Table) -> Columns:
+def _columns(table: ArrowTable) -> Columns:
     if not isinstance(table, pa.RecordBatch | pa.Table):
         if not hasattr(table, "__arrow_c_stream__"):
             raise SchemaError(
@@ -196,7 +192,7 @@ def _columns(table: Table) -> Columns:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise SchemaError(f"column {field.name!r} cannot be read: {error}") from error
     check_flat_names(columns)
-    return Columns._of(columns, present or None)
+    return Columns(columns, present or None)
 
 
 def numbers_of(batch: Any) -> dict[str, ColumnData] | None:
@@ -244,7 +240,7 @@ def _without_structs(field: Any, array: Any, prefix: str = "") -> Iterator[tuple
 
 def _from_array(name: str, array: Any, metadata: Mapping[bytes, bytes]) -> tuple[ColumnData, Any]:
     marker, shape = metadata.get(_DTYPE), metadata.get(_SHAPE)
-    column, present = _decoded(
+    column, present = decoded(
         name,
         array,
         None if marker is None else marker.decode("utf-8", "replace"),
@@ -255,9 +251,14 @@ def _from_array(name: str, array: Any, metadata: Mapping[bytes, bytes]) -> tuple
     return column, present
 
 
-def _decoded(
+def decoded(
     name: str, array: Any, marker: str | None, shape: tuple[int, ...] | None
 ) -> tuple[ColumnData, Mask | None]:
+    """Return an Arrow array as a column, and which of its cells are there if some are null.
+
+    `marker` names the dtype where Arrow's type does not say it, `shape` is that of a cell, or of
+    one value of a ragged cell.
+    """
     array, marker, shape = _normalised(array, marker, shape)
     array.validate()
     kind, count = array.type, len(array)
@@ -347,7 +348,7 @@ def _inner(
     lengths: Array | int,
 ) -> Array:
     """The values inside of lists. A null among floats is NaN; pandas writes NaN so."""
-    values, known = _decoded(name, cells, marker, shape)
+    values, known = decoded(name, cells, marker, shape)
     if isinstance(values, Ragged):
         raise SchemaError(f"column {name!r} holds lists of {cells.type}: only numbers fit in lists")
     if known is not None:

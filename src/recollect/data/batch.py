@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.data.columns import (
+from recollect.data.column_data import (
     ColumnData,
-    Columns,
     Mask,
     as_columns,
     check_lengths,
     checked_present,
-    described,
+    row_count,
 )
-from recollect.data.info import Info
+from recollect.data.columns import Columns, described
+from recollect.data.info import Info, info_arrays, item_count
 from recollect.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -93,35 +93,37 @@ class Batch(Columns):
         check_lengths(self.shared.columns, "items")
         if self._info is None:
             return
-        items, rows = self._info._count(), int(self._info.row_offsets[-1])
-        if self.shared.columns and self.shared._count() != items:
+        items, rows = item_count(self._info), int(self._info.row_offsets[-1])
+        if self.shared.columns and self.shared.rows != items:
             raise SchemaError(
                 f"shared columns need one cell per item: there are {items} items, "
-                f"and {next(iter(self.shared.columns))!r} has {self.shared._count()} cells"
+                f"and {next(iter(self.shared.columns))!r} has {self.shared.rows} cells"
             )
-        if self.columns and self._count() != rows:
-            raise SchemaError(f"info is about {rows} rows, and the columns have {self._count()}")
+        if self.columns and row_count(self.columns) != rows:
+            raise SchemaError(
+                f"info is about {rows} rows, and the columns have {row_count(self.columns)}"
+            )
 
     @property
     def rows(self) -> int:
         """The number of rows (`len(batch)` counts names, as in any mapping)."""
         if not self.columns and self._info is not None:
             return int(self._info.row_offsets[-1])
-        return self._count()
+        return row_count(self.columns)
 
     @property
     def num_items(self) -> int:
         """The number of items; where nothing else says so, each row is one."""
         if self._info is not None:
-            return self._info._count()
-        return self.shared._count() if self._shared else self.rows
+            return item_count(self._info)
+        return self.shared.rows if self._shared else self.rows
 
     @property
     def shared(self) -> Columns:
         """The columns with one cell per item, such as a group's prompt."""
         shared = self._shared
         if not isinstance(shared, Columns):
-            shared = self._shared = Columns._of(shared or {}, self._shared_present)
+            shared = self._shared = Columns(shared or {}, self._shared_present)
         return shared
 
     @property
@@ -147,9 +149,9 @@ class Batch(Columns):
         >>> rc.Batch({"reward": [0.5, 1.0]}).to_arrow().rows.to_pydict()
         {'reward': [0.5, 1.0]}
         """
-        from recollect.data.arrow import batch_to_arrow
+        from recollect.data.arrow import to_arrow
 
-        return batch_to_arrow(self)
+        return to_arrow(self, self.shared, self._info)
 
     @classmethod
     def from_arrow(cls, data: Any) -> Batch:
@@ -160,9 +162,9 @@ class Batch(Columns):
         >>> rc.Batch.from_arrow(pa.table({"text": ["yes", None]})).present["text"]
         array([ True, False])
         """
-        from recollect.data.arrow import batch_from_arrow
+        from recollect.data.arrow import from_arrow
 
-        return batch_from_arrow(data)
+        return assembled(*from_arrow(data))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a DataFrame of one row per row; the index is the item's key, where there is one.
@@ -176,7 +178,7 @@ class Batch(Columns):
         9       0.5
         """
         frame = super().to_pandas()
-        if self._info is None or "keys" not in self._info._arrays():
+        if self._info is None or "keys" not in info_arrays(self._info):
             return frame
         keys = np.repeat(self._info.keys, np.diff(self._info.row_offsets))
         return frame.set_axis(keys, axis="index").rename_axis("key")
@@ -194,13 +196,26 @@ class Batch(Columns):
         """
         from recollect.data.conversions import from_pandas
 
-        rows = from_pandas(frame)
-        return cls._make(rows.columns, None, None, rows._present)
+        columns, present = from_pandas(frame)
+        return cls._make(columns, None, None, present)
 
     def __repr__(self) -> str:
         lines = [f"Batch({self.rows} rows, {self.num_items} items)", *described(self.columns)]
         if self.shared.columns:
             lines += ["  shared:", *described(self.shared.columns, "    ")]
         if self._info is not None:
-            lines.append(f"  info: {', '.join(self._info._arrays())}")
+            lines.append(f"  info: {', '.join(info_arrays(self._info))}")
         return "\n".join(lines)
+
+
+def assembled(rows: Columns, shared: Columns, info: Info | None) -> Batch:
+    """Return the Batch of its decoded parts, or raise `SchemaError` where they disagree."""
+    present, shared_present = rows.present or None, shared.present or None
+    batch = Batch._make(rows.columns, info, shared.columns or None, present, shared_present)
+    batch._check_counts()
+    return batch
+
+
+def info_of(batch: Batch) -> Info | None:
+    """Return the info of a batch, None where it has none; `batch.info` is then an empty one."""
+    return batch._info

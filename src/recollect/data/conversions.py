@@ -5,21 +5,15 @@ Neither package is imported before a call asks for it; without it the error name
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recollect.base.optional import optional
 from recollect.data.cells import Array
-from recollect.data.columns import (
-    ColumnData,
-    Columns,
-    Mask,
-    as_column,
-    check_flat_names,
-    nest,
-    spread,
-)
+from recollect.data.column_data import ColumnData, Mask, as_column, spread
+from recollect.data.dotted_names import check_flat_names, nest
 from recollect.data.ragged import Ragged
 from recollect.errors import SchemaError, shown
 
@@ -30,11 +24,11 @@ if TYPE_CHECKING:
 # pandas
 
 
-def to_pandas(columns: Columns) -> pd.DataFrame:
-    """`Columns.to_pandas`."""
-    pandas, present = optional("pandas"), columns.present
+def to_pandas(columns: Mapping[str, ColumnData], present: Mapping[str, Mask]) -> pd.DataFrame:
+    """`Columns.to_pandas`, of columns and masks by dotted name."""
+    pandas = optional("pandas")
     frame: pd.DataFrame = pandas.DataFrame(
-        {name: _series(pandas, c, present.get(name)) for name, c in columns.columns.items()}
+        {name: _series(pandas, c, present.get(name)) for name, c in columns.items()}
     )
     return frame
 
@@ -79,8 +73,8 @@ def _for_pandas(array: Array) -> Array:
     return array
 
 
-def from_pandas(frame: pd.DataFrame) -> Columns:
-    """Return what `Batch.from_pandas` makes a Batch of.
+def from_pandas(frame: pd.DataFrame) -> tuple[dict[str, ColumnData], dict[str, Mask]]:
+    """Return what `Batch.from_pandas` makes a Batch of: columns and masks by dotted name.
 
     A column without a cell, whose dtype does not tell what it holds either, is left out.
     """
@@ -103,7 +97,7 @@ def from_pandas(frame: pd.DataFrame) -> Columns:
             f"with frame.astype({{{str(frame.columns[0])!r}: 'Float64'}})"
         )
     check_flat_names(columns)
-    return Columns._of(columns, present or None)
+    return columns, present
 
 
 def _from_series(name: str, series: pd.Series[Any]) -> tuple[ColumnData | None, Mask | None]:
@@ -135,8 +129,8 @@ class RaggedTensor(NamedTuple):
     offsets: Any
 
 
-def to_torch(columns: Columns, device: Any, pin_memory: bool) -> dict[str, Any]:
-    """`Columns.to_torch`."""
+def to_torch(columns: Mapping[str, ColumnData], device: Any, pin_memory: bool) -> dict[str, Any]:
+    """`Columns.to_torch`, of columns by dotted name."""
     torch = optional("torch")
 
     def tensor(name: str, array: Array) -> Any:
@@ -146,7 +140,7 @@ def to_torch(columns: Columns, device: Any, pin_memory: bool) -> dict[str, Any]:
         return made if device is None else made.to(device, non_blocking=pin_memory)
 
     flat: dict[str, Any] = {}
-    for name, column in columns.columns.items():
+    for name, column in columns.items():
         if not isinstance(column, Ragged):
             flat[name] = tensor(name, column)
         elif column.kind == "array":

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.leases import Lease, LeaseLike
 from recollect.data.cells import Array
-from recollect.data.columns import ColumnData, Columns, Mask, described
+from recollect.data.column_data import ColumnData, Mask
+from recollect.data.columns import Columns, described
 from recollect.data.ragged import Ragged
 from recollect.errors import SchemaError
-
-
-class LeaseLike(Protocol):
-    """What a batch's lease tells: its id, who holds it, and until when (None: without end)."""
-
-    @property
-    def id(self) -> Any: ...
-    @property
-    def owner(self) -> Any: ...
-    @property
-    def deadline(self) -> float | None: ...
-
-
-class Lease(NamedTuple):
-    """A lease as it arrives with an encoded batch."""
-
-    id: Any
-    owner: Any
-    deadline: float | None
 
 
 class Info:
@@ -72,25 +55,12 @@ class Info:
         if later is not None:  # arrays that are made when somebody asks for them
             attributes["_later"] = later
 
-    def _arrays(self) -> dict[str, Array]:
-        """The arrays that were set, by name."""
-        made = {name: getattr(self, name) for name in self.__dict__.get("_later", ())}
-        hidden = ("table_size", "lease", "_later")
-        return made | {k: v for k, v in self.__dict__.items() if k not in hidden}
-
-    def _count(self) -> int:
-        keys = self.__dict__.get("keys")
-        if keys is not None:
-            return len(keys)
-        name, array = next(iter(self._arrays().items()), ("", ()))
-        return len(array) - (name == "row_offsets")
-
     def __getattr__(self, name: str) -> Array:
         later: dict[str, Callable[[], Array]] = self.__dict__.get("_later", {})
         if name in later:
             array = self.__dict__[name] = later[name]()
             return array
-        arrays = self._arrays()
+        arrays = info_arrays(self)
         if name in _UNSET and arrays:
             return self._unset(name)
         if not arrays and not name.startswith("_"):
@@ -100,7 +70,7 @@ class Info:
         raise AttributeError(f"info has no {name!r}; there are {', '.join({**arrays, **_UNSET})}")
 
     def _unset(self, name: str) -> Array:
-        count = self._count()
+        count = item_count(self)
         if name == "row_offsets":
             return np.arange(count + 1)
         dtype, value = _UNSET[name]
@@ -110,8 +80,27 @@ class Info:
 
     def __repr__(self) -> str:
         lease = "" if self.lease is None else f", lease={self.lease.id!r}"
-        head = f"Info({self._count()} items, table_size={self.table_size}{lease})"
-        return "\n".join([head, *described(self._arrays())])
+        head = f"Info({item_count(self)} items, table_size={self.table_size}{lease})"
+        return "\n".join([head, *described(info_arrays(self))])
+
+
+def info_arrays(info: Info) -> dict[str, Array]:
+    """The arrays that were set, by name.
+
+    This is no method of Info: a tag may have any name, and is read as an attribute.
+    """
+    made = {name: getattr(info, name) for name in info.__dict__.get("_later", ())}
+    hidden = ("table_size", "lease", "_later")
+    return made | {k: v for k, v in info.__dict__.items() if k not in hidden}
+
+
+def item_count(info: Info) -> int:
+    """The number of items that info is about."""
+    keys = info.__dict__.get("keys")
+    if keys is not None:
+        return len(keys)
+    name, array = next(iter(info_arrays(info).items()), ("", ()))
+    return len(array) - (name == "row_offsets")
 
 
 # The fields that may be left unset: their dtype, and the constant that they then read as.
@@ -143,7 +132,7 @@ def info_to_columns(info: Info) -> tuple[Columns, dict[str, Any]]:
     meta: dict[str, Any] = {"table_size": info.table_size, "lease": None}
     if lease is not None:
         meta["lease"] = {"id": lease.id, "owner": lease.owner, "deadline": lease.deadline}
-    for name, array in info._arrays().items():
+    for name, array in info_arrays(info).items():
         if name == "row_offsets":  # one entry more than there are items: the last goes apart
             meta["rows"] = int(array[-1])
             columns["row_starts"] = array[:-1]
@@ -151,7 +140,7 @@ def info_to_columns(info: Info) -> tuple[Columns, dict[str, Any]]:
             columns[name], present[name] = _with_absent(array)
         else:
             columns[name] = array
-    return Columns._of(columns, present), meta
+    return Columns(columns, present), meta
 
 
 def _with_absent(array: Array) -> tuple[ColumnData, Mask]:

@@ -71,12 +71,7 @@ class Ragged:
         """
         if not isinstance(cells, Iterable):
             raise SchemaError(f"'cells': expected a list with a cell per row, got {shown(cells)}")
-        return cls._from_cells("cells", cells, dtype)
-
-    @classmethod
-    def _from_cells(cls, name: str, cells: Sequence[Any], dtype: DTypeLike | None = None) -> Ragged:
-        values, lengths, kind = join_cells(name, cells, dtype)
-        return cls._make(values, offsets_of(lengths), kind)
+        return ragged_from_cells("cells", cells, dtype)
 
     def to_list(self) -> list[Any]:
         """Return one cell per row: arrays (views), str or bytes.
@@ -234,6 +229,12 @@ class Ragged:
 
     def __repr__(self) -> str:
         return f"Ragged({describe_ragged(self)})"
+
+
+def ragged_from_cells(name: str, cells: Sequence[Any], dtype: DTypeLike | None = None) -> Ragged:
+    """`Ragged.from_list` for the column of this name, which errors mention."""
+    values, lengths, kind = join_cells(name, cells, dtype)
+    return Ragged._make(values, offsets_of(lengths), kind)
 
 
 def describe_ragged(column: Ragged) -> str:

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.columns import Columns, as_column, check_lengths, flatten, spread
+from recollect.data.cells import Array
+from recollect.data.column_data import ColumnData, Mask, as_column, check_lengths, spread
+from recollect.data.columns import Columns
+from recollect.data.dotted_names import flatten
 from recollect.data.dtypes import check_dtype, dtype_named
-from recollect.data.ragged import Ragged
+from recollect.data.ragged import Ragged, ragged_from_cells
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import load as kernels
 
 if TYPE_CHECKING:
     from recollect.data.batch import Batch
 
-Array = NDArray[Any]
-Stored = Array | Ragged | None  # one column of an insert; None where every cell is absent
-Mask = NDArray[np.bool_]
+Stored = ColumnData | None  # one column of an insert; None where every cell is absent
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Column:
         return f"{'ragged ' if self.ragged else ''}{self.dtype}{shape}"
 
     @classmethod
-    def of(cls, column: Array | Ragged, *, optional: bool = False) -> Column:
+    def of(cls, column: ColumnData, *, optional: bool = False) -> Column:
         """The column that stores what was given."""
         if isinstance(column, Ragged):
             dtype: Any = column.dtype if column.kind == "array" else column.kind
@@ -225,7 +226,7 @@ class Schema:
         for name in names:
             inside = [c for c in self.columns if c == name or c.startswith(f"{name}.")]
             if not inside:
-                raise SchemaError(f"unknown {self.what} {name!r}; this table has {self._names()}")
+                raise SchemaError(f"unknown {self.what} {name!r}; this table has {self.listed()}")
             expanded.extend(inside)
         return list(dict.fromkeys(expanded))
 
@@ -267,9 +268,9 @@ class Schema:
 
     def check(self, given: Mapping[str, Any]) -> Rows:
         """Check columns against the schema; raises `SchemaError`, converts lists."""
-        return self._check_plain(given) or self._check_any(given)
+        return self.plain_rows(given) or self._check_any(given)
 
-    def _check_plain(self, given: Mapping[str, Any]) -> Rows | None:
+    def plain_rows(self, given: Mapping[str, Any]) -> Rows | None:
         """The common case, arrays that fit as they are; None where there is more to say."""
         if self._plain is None or type(given) is not dict or len(given) != len(self._plain):
             return None
@@ -283,12 +284,12 @@ class Schema:
         for name in flat:
             if name not in self.columns:
                 raise SchemaError(
-                    f"unknown {self.what} {name!r}; this table has {self._names()}"
+                    f"unknown {self.what} {name!r}; this table has {self.listed()}"
                     + ("; add_column() adds an optional one" if self.what == "column" else "")
                 )
         columns: list[Stored] = []
         presents: list[Mask | None] = []
-        counted: dict[str, Array | Ragged] = {}
+        counted: dict[str, ColumnData] = {}
         for name, expected in self.columns.items():
             if name not in flat:
                 if not expected.optional:
@@ -319,7 +320,7 @@ class Schema:
         flags = [_flags(present) for present in presents]
         return Rows(count, columns, flags, list(self.columns))
 
-    def _check_column(self, name: str, expected: Column, column: Array | Ragged) -> None:
+    def _check_column(self, name: str, expected: Column, column: ColumnData) -> None:
         got = Column.of(column)
         if (got.ragged, got.dtype, got.shape) == (expected.ragged, expected.dtype, expected.shape):
             return
@@ -342,7 +343,8 @@ class Schema:
                 payload += (rows.count if present is None else int(present.sum())) * expected.size
         return payload
 
-    def _names(self) -> str:
+    def listed(self) -> str:
+        """The columns with what they hold, as a message lists them."""
         listed = (f"{name!r} ({column})" for name, column in self.columns.items())
         return ", ".join(listed) or "none"
 
@@ -379,9 +381,7 @@ def _given_present(given: Mapping[str, Any]) -> Mapping[str, Mask]:
     return given.present if isinstance(given, Columns) else {}
 
 
-def _parse(
-    name: str, value: Any, expected: Column | None
-) -> tuple[Mask | None, Array | Ragged | None]:
+def _parse(name: str, value: Any, expected: Column | None) -> tuple[Mask | None, ColumnData | None]:
     """A value as a column; cells that are None become absent, and the mask says which."""
     if isinstance(value, list | tuple) and any(cell is None for cell in value):
         present = np.array([cell is not None for cell in value], dtype=np.bool_)
@@ -392,11 +392,11 @@ def _parse(
     return None, _convert(name, value, expected)
 
 
-def _convert(name: str, value: Any, expected: Column | None) -> Array | Ragged:
+def _convert(name: str, value: Any, expected: Column | None) -> ColumnData:
     if expected is not None and isinstance(value, list | tuple):
         if expected.ragged:
             text = {"str": str, "bytes": bytes}
-            return Ragged._from_cells(name, list(value), text.get(expected.kind, expected.dtype))
+            return ragged_from_cells(name, list(value), text.get(expected.kind, expected.dtype))
         if not any(isinstance(cell, np.ndarray) for cell in value):
             return _from_numbers(name, value, expected)
     return as_column(name, value)
@@ -423,12 +423,12 @@ def _from_numbers(name: str, value: Sequence[Any], expected: Column) -> Array:
 
 def _merged(
     name: str,
-    column: Array | Ragged,
+    column: ColumnData,
     here: Mask | None,
-    coming: Array | Ragged,
+    coming: ColumnData,
     mask: Mask,
     given: Mask,
-) -> tuple[Array | Ragged, Mask]:
+) -> tuple[ColumnData, Mask]:
     """A stored column with the given cells in the place of absent ones."""
     assert here is not None
     mask = mask[given]
@@ -457,7 +457,7 @@ def _merged(
     return np.where(mask.reshape(shape), coming[given], column), present
 
 
-def _contiguous(column: Array | Ragged) -> Array | Ragged:
+def _contiguous(column: ColumnData) -> ColumnData:
     if isinstance(column, Ragged):
         return Ragged._make(
             np.ascontiguousarray(column.values),

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import recollect as rc
 from recollect.demo.messages import stopping, tell
+from recollect.durability.journal.journal import Journal
+from recollect.replay.buffer import ReplayBuffer
+from recollect.rules.selectors import Prioritized
 
 TITLE = "Recollect: prioritized transitions"
 NOUN = "steps"
@@ -42,19 +44,19 @@ def moved(cell: tuple[int, int], action: int) -> tuple[tuple[int, int], float, b
     return after, float(after == GOAL), after == GOAL
 
 
-def made(folder: Path) -> rc.ReplayBuffer:
-    return rc.ReplayBuffer(
+def made(folder: Path) -> ReplayBuffer:
+    return ReplayBuffer(
         20_000,
         num_envs=ENVS,
         n_step=3,
         gamma=GAMMA,
-        sampler=rc.Prioritized(alpha=0.6, beta=0.4),
-        journal=rc.Journal(folder / "journal", sync="always"),
+        sampler=Prioritized(alpha=0.6, beta=0.4),
+        journal=Journal(folder / "journal", sync="always"),
         seed=0,
     )
 
 
-class Run:
+class GridWorldRun:
     """One life of the training process."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -170,12 +172,12 @@ class Run:
 
 def warm() -> None:
     """Have the kernels compiled, which is done once per installation, before anybody watches."""
-    buffer = rc.ReplayBuffer(10, sampler=rc.Prioritized())
+    buffer = ReplayBuffer(10, sampler=Prioritized())
     buffer.add(obs=[0], action=0, reward=0.0, terminated=True)
     buffer.sample(1)
 
 
-def accounts(buffer: rc.ReplayBuffer) -> dict[str, dict[str, Any]]:
+def accounts(buffer: ReplayBuffer) -> dict[str, dict[str, Any]]:
     stats = buffer.stats()
     left = {"overwritten": stats["removals"]} if stats["removals"] else {}
     return {NOUN: {"put": stats["inserts"], "stored": stats["size"], "leased": 0, "left": left}}
@@ -197,4 +199,4 @@ def recovered(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    asyncio.run(Run(Path(sys.argv[1]), int(sys.argv[2])).work())
+    asyncio.run(GridWorldRun(Path(sys.argv[1]), int(sys.argv[2])).work())

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
-import recollect as rc
 from recollect import training
 from recollect.data.ragged import Ragged
 from recollect.demo.messages import stopping, tell
 from recollect.demo.policy import DIGITS, END, TASKS, Policy, prompt, reward_of
+from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.group import Group
+from recollect.rollouts.rollout import Rollout
 from recollect.rollouts.staleness import lag
 
 TITLE = "Recollect: GRPO on a tiny policy"
@@ -57,7 +59,7 @@ def configuration(folder: Path) -> dict[str, Any]:
     }
 
 
-class Run:
+class LanguageModelRun:
     """One life of the training process."""
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -101,7 +103,7 @@ class Run:
             answers = self.sent.answer(task, a, b, GROUP, rng)
             await asyncio.sleep(float(rng.lognormal(-2.0, 0.6)))
             rollouts = [
-                rc.Rollout(
+                Rollout(
                     response_ids=tokens,
                     logprobs=logs,
                     reward=reward_of(task, a, b, tokens),
@@ -109,7 +111,7 @@ class Run:
                 )
                 for tokens, logs in answers
             ]
-            group = rc.Group(rollouts, task=TASKS[task], prompt_ids=prompt(task, a, b))
+            group = Group(rollouts, task=TASKS[task], prompt_ids=prompt(task, a, b))
             reward = float(np.mean([rollout.reward or 0.0 for rollout in rollouts]))
             await self.preparation.put(group, version=version)
             tokens = sum(rollout.num_tokens for rollout in rollouts)
@@ -163,7 +165,7 @@ class Run:
             tell("look", **looked(self.buffer, self.policy))
 
 
-def looked(buffer: rc.RolloutBuffer, policy: Policy) -> dict[str, Any]:
+def looked(buffer: RolloutBuffer, policy: Policy) -> dict[str, Any]:
     """What the terminal and the report show of a buffer."""
     core = buffer.core
     with core.table.transaction():
@@ -181,12 +183,12 @@ def looked(buffer: rc.RolloutBuffer, policy: Policy) -> dict[str, Any]:
 
 def warm() -> None:
     """Have the kernels compiled, which is done once per installation, before anybody watches."""
-    buffer = rc.RolloutBuffer().sync
-    buffer.put(rc.Group([rc.Rollout([1], [2], finish_reason="stop")]), version=0)
+    buffer = RolloutBuffer().sync
+    buffer.put(Group([Rollout([1], [2], finish_reason="stop")]), version=0)
     buffer.take(1)
 
 
-def accounts(buffer: rc.RolloutBuffer) -> dict[str, dict[str, Any]]:
+def accounts(buffer: RolloutBuffer) -> dict[str, dict[str, Any]]:
     return {
         task: {name: account[name] for name in ("put", "stored", "leased", "left")}
         for task, account in buffer.accounts().items()
@@ -209,4 +211,4 @@ def recovered(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    asyncio.run(Run(Path(sys.argv[1]), int(sys.argv[2])).work())
+    asyncio.run(LanguageModelRun(Path(sys.argv[1]), int(sys.argv[2])).work())

@@ -19,7 +19,6 @@ class Kill:
     step: int
     acknowledged: int
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
-    resumed_at: float = 0.0
 
     @property
     def put(self) -> int:
@@ -77,8 +76,6 @@ class Life:
 
     def _began(self, at: float, told: Mapping[str, Any]) -> None:
         self.size = told["size"]
-        if self.kills:
-            self.kills[-1].resumed_at = at
 
     def _put(self, at: float, told: Mapping[str, Any]) -> None:
         self.puts += told["count"]

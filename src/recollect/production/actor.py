@@ -12,14 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recollect.base.leases import LeaseLike
 from recollect.base.optional import optional
-from recollect.data.arrow import ArrowBatch
-from recollect.data.batch import Batch
-from recollect.data.info import LeaseLike
-from recollect.production.manager import BatchSize, Manager
+from recollect.production.allocation import BatchSize
+from recollect.production.manager import Manager
 from recollect.production.results import BatchResult
 from recollect.production.save import Checkpoint, CheckpointSaving
-from recollect.rollouts.groups import Groups, TakenBatch
+from recollect.rollouts.groups import GroupParts, Groups, TakenBatch
 
 AT_ONCE = 1000  # calls that may wait in the actor at the same time
 
@@ -29,9 +28,7 @@ class Sent(NamedTuple):
 
     result: BatchResult
     sizes: dict[str, int]
-    batch: ArrowBatch | None = None
-    masked: Any = None
-    blobs: Mapping[str, bytes] | None = None
+    groups: GroupParts | None = None
 
 
 def to_send(result: BatchResult) -> Sent:
@@ -39,16 +36,14 @@ def to_send(result: BatchResult) -> Sent:
     taken, bare = result.batch_of, replace(result, groups={}, batch_of=None)
     if taken is None:
         return Sent(bare, {})
-    groups = taken.all
-    return Sent(bare, result.taken, groups._whole.to_arrow(), groups._masked, groups._blobs)
+    return Sent(bare, result.taken, taken.all.to_parts())
 
 
 def received(sent: Sent) -> BatchResult:
     """And back."""
-    if sent.batch is None:
+    if sent.groups is None:
         return sent.result
-    groups = Groups(Batch.from_arrow(sent.batch), sent.masked, sent.blobs or {})
-    taken = TakenBatch(groups, sent.sizes)
+    taken = TakenBatch(Groups.from_parts(sent.groups), sent.sizes)
     return replace(sent.result, groups=taken.groups, batch_of=taken)
 
 
@@ -79,7 +74,8 @@ class ManagerActor:
         await self._manager.buffer.renew(lease, seconds)
 
     async def give_back(self, lease: LeaseLike) -> int:
-        return await give_back(self._manager, lease)
+        count: int = await self._manager.give_lease_back(lease)
+        return count
 
     async def call(self, name: str, *given: Any, **named: Any) -> Any:
         """The calls whose arguments and results travel as they are."""
@@ -97,13 +93,6 @@ class ManagerActor:
 
     async def end_checkpoint(self, folder: str, failed: bool) -> None:
         await self._savings.pop(folder).__aexit__(RuntimeError if failed else None, None, None)
-
-
-async def give_back(manager: Manager, lease: LeaseLike) -> int:
-    """Give a lease back, and let production know."""
-    returned = await manager.buffer.give_back(lease)
-    manager._changed.notify()
-    return returned
 
 
 class RemoteManager:

@@ -10,6 +10,8 @@ from typing import Any
 from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, shown
 
+BatchSize = int | Mapping[str, int]  # groups of a batch, shared by weight, or those of each task
+
 
 def allocate(batch_size: int, weights: Mapping[str, float]) -> dict[str, int]:
     """How many groups each task has in a batch; the numbers add up to the batch.

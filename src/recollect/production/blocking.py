@@ -8,20 +8,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from recollect.base.threads import BlockingFace
+from recollect.base.blocking_face import BlockingFace
 from recollect.errors import ProductionError
+from recollect.production.allocation import BatchSize
 from recollect.production.results import BatchResult
+from recollect.production.save import BlockingCheckpoint, CheckpointSaving
 
-if TYPE_CHECKING:
-    from recollect.production.manager import BatchSize, Manager
+
+class ManagerCalls(Protocol):
+    """The calls that both managers have."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+    async def confirm(self, result: BatchResult) -> int: ...
+    async def renew(self, result: BatchResult, seconds: float) -> None: ...
+    async def give_back(self, result: BatchResult) -> int: ...
+    async def pause(self) -> float: ...
+    async def continue_(self, version: int) -> None: ...
+    async def set_version(self, version: int, *, abort_hopeless: bool = True) -> int: ...
+    def stats(self) -> dict[str, Any]: ...
+    def checkpoint(self, *args: Any, **options: Any) -> CheckpointSaving: ...
+    async def restore(self, path: Any = None, **options: Any) -> int: ...
+    async def shutdown(self) -> None: ...
 
 
 class BlockingManager(BlockingFace):
     """The same calls as a manager's, which says what they do, for any number of threads."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: ManagerCalls) -> None:
         super().__init__("recollect-production", ProductionError)
         self._manager = manager
 
@@ -83,9 +99,7 @@ class BlockingManager(BlockingFace):
 
         return self.run(stats())
 
-    def checkpoint(self, *args: Any, **options: Any) -> Any:
-        from recollect.production.save import BlockingCheckpoint
-
+    def checkpoint(self, *args: Any, **options: Any) -> BlockingCheckpoint:
         return BlockingCheckpoint(self._manager.checkpoint(*args, **options), self.run)
 
     def restore(self, path: Any = None, **options: Any) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from recollect.base.arguments import whole
-from recollect.production.manager import BatchSize, Manager
+from recollect.production.allocation import BatchSize
+from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from recollect.errors import InvalidValue, JournalError, OutOfPrompts, RecollectError, shown
 from recollect.production.consumption import Consumption
@@ -18,15 +18,16 @@ from recollect.production.generators.base import Generator
 from recollect.production.pending import Flight, Pending
 from recollect.production.progress import Progress, TaskProgress
 from recollect.production.prompts.base import Prompts, prompt_of
-from recollect.production.room import Room
+from recollect.production.room import ReservedRoom
 from recollect.production.signal import Signal
-from recollect.production.task import Task
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.puts import put
 from recollect.rollouts.rollout import Status
 from recollect.rollouts.staleness import Staleness
 
+Reward = Callable[[Group], Group | Awaitable[Group]]
+Valid = Callable[[Group], bool | Awaitable[bool]]
 Run = Callable[[Flight], Coroutine[Any, Any, None]]
 CELLS = ("reward", "rewards", "logprobs", "loss_mask")  # those that are no arrays of a name
 REMEMBERED = 1 << 16  # durations that are remembered for groups that wait in the buffer
@@ -50,6 +51,39 @@ class Conditions:
         self.changed.notify()
 
 
+class StrategyLike(Protocol):
+    """What generations, pauses and verdicts ask of a strategy; `Strategy` says what each is."""
+
+    @property
+    def ages(self) -> bool: ...
+    @property
+    def keep_partial(self) -> bool: ...
+    async def pause(self, ctx: Context) -> None: ...
+    async def judge(self, ctx: Context, group: Group) -> bool: ...
+    async def completed(
+        self, ctx: Context, flight: Flight, group: Group, seconds: float
+    ) -> None: ...
+    async def failed(self, ctx: Context, flight: Flight, group: Group, seconds: float) -> None: ...
+    async def aborted(self, ctx: Context, flight: Flight, group: Group) -> None: ...
+
+
+class TaskLike(Protocol):
+    """A `Task` as its context knows it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def prompts(self) -> Prompts: ...
+    @property
+    def generator(self) -> Generator: ...
+    @property
+    def strategy(self) -> StrategyLike: ...
+    @property
+    def reward(self) -> Reward | None: ...
+    @property
+    def valid(self) -> Valid | None: ...
+
+
 class Context:
     """One task as its strategy sees it. On the manager's event loop only.
 
@@ -62,7 +96,7 @@ class Context:
 
     def __init__(
         self,
-        task: Task,
+        task: TaskLike,
         buffer: RolloutBuffer,
         progress: Progress,
         consumption: Consumption,
@@ -72,7 +106,7 @@ class Context:
         self.buffer = buffer
         self.conditions = conditions
         self.pending = Pending(lambda: conditions.stopping, conditions.changed)
-        self.room = Room(buffer, task.name, conditions.changed, conditions.fail)
+        self.room = ReservedRoom(buffer, task.name, conditions.changed, conditions.fail)
         self.batch = 0
         self.exhausted = False
         self.durations: OrderedDict[str, float] = OrderedDict()  # the first is found at once
@@ -224,7 +258,12 @@ class Context:
                 use(*left.popleft())
         finally:
             for _, original in left:
-                self.buffer.core.table.run(put(self.buffer.core, original, None).within(0))
+                self.put_at_once(original)
+
+    def put_at_once(self, group: Group) -> None:
+        """Store a group where there is room for it; raises where there is none."""
+        core = self.buffer.core
+        core.table.run(put(core, group, None).within(0))
 
     def _adopt(self, group: Group) -> None:
         if not isinstance(group, Group) or not len(group):
@@ -253,7 +292,7 @@ class Context:
     def _return(self, group: Group) -> None:
         if any(rollout.num_tokens for rollout in group):
             try:
-                self.buffer.core.table.run(put(self.buffer.core, group, None).within(0))
+                self.put_at_once(group)
                 return
             except JournalError as error:  # it is stored, and nobody knows whether it would survive
                 self.conditions.fail(error)

@@ -13,7 +13,8 @@ from functools import partial
 
 from recollect.base.arguments import whole
 from recollect.errors import ProductionError
-from recollect.production.manager import BatchSize, Manager
+from recollect.production.allocation import BatchSize
+from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless

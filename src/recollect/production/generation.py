@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recollect.errors import JournalError, ProductionError, shown
-from recollect.production.context import Context
+from recollect.production.context import Context, StrategyLike
 from recollect.production.pending import Flight
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
-
-if TYPE_CHECKING:
-    from recollect.production.strategies import Strategy
 
 ENDS = (Status.COMPLETED, Status.ABORTED, Status.FAILED, Status.FILTERED)
 UNASKED = 1.0  # seconds until what was aborted without a pause is stored, and sent again
 VERSIONS = "versions"  # an extra of rollouts: where the versions of their tokens come from
 
 
-async def fly(ctx: Context, strategy: Strategy, flight: Flight) -> None:
+async def fly(ctx: Context, strategy: StrategyLike, flight: Flight) -> None:
     """Generate a group and bring it to its end; never raises what a generator raises."""
     pending = ctx.pending
     try:
@@ -91,7 +88,7 @@ def _end(ctx: Context, flight: Flight) -> None:
     ctx.pending.done(flight)
 
 
-async def _generated(ctx: Context, strategy: Strategy, flight: Flight) -> tuple[Group, Status]:
+async def _generated(ctx: Context, strategy: StrategyLike, flight: Flight) -> tuple[Group, Status]:
     """Generate, count what came, score and judge it: all that other people's code does.
 
     What is judged not worth training on is FILTERED from here on.
@@ -173,7 +170,7 @@ def _count(ctx: Context, flight: Flight, group: Group, status: Status) -> None:
 
 
 async def _settle(
-    ctx: Context, strategy: Strategy, flight: Flight, group: Group, status: Status
+    ctx: Context, strategy: StrategyLike, flight: Flight, group: Group, status: Status
 ) -> None:
     """Store a claimed result, or let it go."""
     if status is Status.ABORTED:

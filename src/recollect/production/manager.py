@@ -17,9 +17,10 @@ from os import PathLike
 from typing import Any
 
 from recollect.base.arguments import time_span, whole
+from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, ProductionError, shown
 from recollect.production import restore, save
-from recollect.production.allocation import allocate
+from recollect.production.allocation import BatchSize, allocate
 from recollect.production.bars import Bars
 from recollect.production.blocking import BlockingManager
 from recollect.production.consumption import Consumption
@@ -38,8 +39,6 @@ from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
 from recollect.rollouts.takes import checked_sizes
-
-BatchSize = int | Mapping[str, int]
 
 BARS_EVERY = 0.1  # seconds between two looks at the bars
 
@@ -246,7 +245,7 @@ class Manager:
         working = []
         for name, context in self.contexts.items():
             context.batch = sizes.get(name, 0)
-            working.append(asyncio.ensure_future(context.task.strategy.produce(context)))
+            working.append(asyncio.ensure_future(self.tasks[name].strategy.produce(context)))
         try:
             outcomes = await asyncio.gather(*working)
         except BaseException as error:
@@ -288,9 +287,11 @@ class Manager:
     async def give_back(self, result: BatchResult) -> int:
         """The groups of a result were not trained: they come again first; returns how many."""
         self._bind()
-        if result.lease is None:
-            return 0
-        returned = await self.buffer.give_back(result.lease)
+        return 0 if result.lease is None else await self.give_lease_back(result.lease)
+
+    async def give_lease_back(self, lease: LeaseLike) -> int:
+        """The same for a lease, whose result may be in another process."""
+        returned = await self.buffer.give_back(lease)
         self._changed.notify()
         return returned
 

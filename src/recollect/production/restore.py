@@ -13,28 +13,33 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from recollect.base.arguments import many
+from recollect.durability.snapshot.loader import load_snapshot
 from recollect.durability.snapshot.manifest import find_snapshots
-from recollect.durability.snapshot.reader import Snapshot, load_snapshot, open_snapshot
+from recollect.durability.snapshot.reader import Snapshot, open_snapshot
 from recollect.errors import InvalidValue, ProductionError, SnapshotError, shown
 from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved
-from recollect.production.save import FORMAT, KIND, Checkpoint, in_thread
+from recollect.production.save import FORMAT, KIND, Checkpoint, Checkpointed, in_thread
 from recollect.rollouts import rewind
 from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.history import History
 from recollect.table.member import member_of
 
-if TYPE_CHECKING:
-    from recollect.production.manager import Manager
-
 log = logging.getLogger("recollect.production")
 
 FUTURE = ("give_back", "keep")
+
+
+class Restorable(Checkpointed, Protocol):
+    """What a restore needs of a manager beside."""
+
+    def stop_for_restore(self) -> None: ...
+    def restored(self, version: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class _Restored:
 
 
 async def restore(
-    manager: Manager,
+    manager: Restorable,
     path: str | os.PathLike[str] | None = None,
     *,
     step: int | None = None,
@@ -121,7 +126,7 @@ def latest_checkpoint(path: str | os.PathLike[str], step: int | None = None) -> 
 class _Restoring:
     """One checkpoint on its way into a manager."""
 
-    def __init__(self, manager: Manager, snapshot: Snapshot) -> None:
+    def __init__(self, manager: Restorable, snapshot: Snapshot) -> None:
         self._manager, self._snapshot = manager, snapshot
         where, state = snapshot.path, snapshot.state
         if snapshot.kind != KIND or snapshot.step is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.production.window import Times, Window
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
@@ -158,9 +158,9 @@ def total(windows: Iterable[Window]) -> Window:
 
 def durations_of(taken: TakenBatch, contexts: Mapping[str, Context]) -> list[float]:
     """How long the groups of a batch took, of those that this process generated."""
-    whole, found = taken.all._whole, []
-    tasks = whole.info.task.tolist()
-    for task, group_id in zip(tasks, whole.shared["group_id"].to_list(), strict=True):
+    found = []
+    tasks = taken.info.task.tolist()
+    for task, group_id in zip(tasks, taken.all.group_ids, strict=True):
         seconds = contexts[task].durations.pop(group_id, None)
         if seconds is not None:
             found.append(seconds)

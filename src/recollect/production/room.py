@@ -1,4 +1,4 @@
-"""`Room`: a place in the buffer for every generation, so that no result has to wait.
+"""`ReservedRoom`: a place in the buffer for every generation, so that no result has to wait.
 
 Where a buffer is bounded, room is reserved at the start. When there is none, one coroutine waits
 for some and then wakes the producer; a stop cancels it, so a full buffer never stalls a pause.
@@ -14,7 +14,7 @@ from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.space import reserve_all
 
 
-class Room:
+class ReservedRoom:
     """The reservations of one task. On the manager's event loop only."""
 
     def __init__(

@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -29,20 +29,20 @@ from recollect.durability.files import LOCAL
 from recollect.durability.snapshot.manifest import new_run
 from recollect.durability.snapshot.saver import SavedSnapshot, SnapshotSaving
 from recollect.errors import InvalidValue, JournalError, ProductionError, SnapshotError, shown
+from recollect.production.pending import Flight
+from recollect.production.progress import Handed, Progress
 from recollect.production.prompts.base import Indexed, Prompts
 from recollect.production.prompts.indexed import IndexedPrompts
 from recollect.production.prompts.saved import Saved, reference, to_saved
+from recollect.production.task import Task
 from recollect.ranks.shard_sets import step_folder
 from recollect.rollouts import rewind
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import finished
 from recollect.rollouts.rewind import Holding
+from recollect.storage.base import Chosen
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.member import member_of
-
-if TYPE_CHECKING:
-    from recollect.production.manager import Manager
-    from recollect.storage.base import Chosen
 
 T = TypeVar("T")
 
@@ -61,6 +61,22 @@ def begin(buffer: RolloutBuffer, checkpoints: str | os.PathLike[str] | None) -> 
         raise InvalidValue(f"checkpoints: expected the path of a folder, got {shown(checkpoints)}")
     if buffer.core.table.journal is not None or checkpoints is not None:
         rewind.keep_trained(buffer.core)
+
+
+class Checkpointed(Protocol):
+    """What a checkpoint needs of a manager, which says what each is."""
+
+    @property
+    def tasks(self) -> Mapping[str, Task]: ...
+    @property
+    def buffer(self) -> RolloutBuffer: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def checkpoints(self) -> str | os.PathLike[str] | None: ...
+    @property
+    def in_flight(self) -> Mapping[str, list[Flight]]: ...
+    def look(self) -> Mapping[str, Handed]: ...
 
 
 @dataclass
@@ -85,7 +101,7 @@ class CheckpointSaving:
 
     def __init__(
         self,
-        manager: Manager,
+        manager: Checkpointed,
         path: str | os.PathLike[str] | None,
         step: int,
         include_buffer: bool,
@@ -193,7 +209,7 @@ class BlockingCheckpoint:
 
 
 def checkpoint(
-    manager: Manager,
+    manager: Checkpointed,
     path: str | os.PathLike[str] | None = None,
     step: int | None = None,
     include_buffer: bool = True,
@@ -216,7 +232,7 @@ def checkpoint(
     return CheckpointSaving(manager, path, step, include_buffer, in_flight, **options)
 
 
-def _target(manager: Manager, path: str | os.PathLike[str] | None, step: int) -> Path:
+def _target(manager: Checkpointed, path: str | os.PathLike[str] | None, step: int) -> Path:
     if path is not None:
         return Path(os.path.abspath(path))
     if manager.checkpoints is None:
@@ -228,7 +244,7 @@ def _target(manager: Manager, path: str | os.PathLike[str] | None, step: int) ->
 class Moment:
     """A manager at one moment. Made on its loop and under the lock; the rest can wait."""
 
-    def __init__(self, manager: Manager, step: int, *, include_buffer: bool) -> None:
+    def __init__(self, manager: Checkpointed, step: int, *, include_buffer: bool) -> None:
         core = manager.buffer.core
         manager.look()  # first: what is due expires by it
         holding = rewind.look(core, step)
@@ -256,7 +272,7 @@ class Moment:
 class _Held:
     """The prompts that were drawn and are not in the weights: where they are now."""
 
-    def __init__(self, manager: Manager, holding: Holding) -> None:
+    def __init__(self, manager: Checkpointed, holding: Holding) -> None:
         storage = manager.buffer.core.storage
         known: dict[str, list[tuple[int, str]]] = {name: [] for name in manager.tasks}
         whole: dict[str, list[int]] = {name: [] for name in manager.tasks}

@@ -32,7 +32,7 @@ async def leased(
 def unleased(buffer: RolloutBuffer, taken: TakenBatch, step: int) -> None:
     """A batch is for good who took it: it counts as trained. Immediate."""
     buffer.sync.confirm(taken.lease, step)
-    taken.all._whole.info.lease = None
+    taken.all.forget_lease()
 
 
 async def take_unless(

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recollect.base.arguments import text
 from recollect.errors import InvalidValue, shown
 from recollect.production.allocation import check_weight
+from recollect.production.context import Reward, Valid
 from recollect.production.generators.base import Generator
 from recollect.production.prompts.base import Prompts
-from recollect.rollouts.group import Group
-
-if TYPE_CHECKING:
-    from recollect.production.strategies import Strategy
-
-Reward = Callable[[Group], Group | Awaitable[Group]]
-Valid = Callable[[Group], bool | Awaitable[bool]]
-
-
-def _default_strategy() -> Strategy:
-    from recollect.production.strategies import AsyncStrategy
-
-    return AsyncStrategy()
+from recollect.production.strategies import AsyncStrategy, Strategy
 
 
 @dataclass(eq=False)
@@ -45,7 +33,7 @@ class Task:
     name: str
     prompts: Prompts
     generator: Generator
-    strategy: Strategy = field(default_factory=_default_strategy, kw_only=True)
+    strategy: Strategy = field(default_factory=AsyncStrategy, kw_only=True)
     reward: Reward | None = field(default=None, kw_only=True)
     valid: Valid | None = field(default=None, kw_only=True)
     weight: float = field(default=1.0, kw_only=True)

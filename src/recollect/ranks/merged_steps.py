@@ -22,7 +22,14 @@ from recollect.errors import SchemaError, SnapshotError
 from recollect.kernels import steps_layout as sl
 from recollect.ranks.environments import columns_of, rewritten
 from recollect.ranks.merged_tables import Merged, TableParts
-from recollect.ranks.redistribution import Plan, Stream, Units, apportion, into_lanes, seed_words
+from recollect.ranks.redistribution import (
+    ShardPlan,
+    Stream,
+    Units,
+    apportion,
+    into_lanes,
+    seed_words,
+)
 from recollect.storage.memory.capture import Saved
 
 if TYPE_CHECKING:
@@ -90,7 +97,7 @@ class StepParts(TableParts):
         )  # fmt: skip
 
     # -- which episodes go where ------------------------------------------------------------------
-    def plan(self, shards: int) -> Plan:
+    def plan(self, shards: int) -> ShardPlan:
         streams = []
         self._streams = []
         for source, marks in enumerate(self._marks):
@@ -101,7 +108,7 @@ class StepParts(TableParts):
                 episodes = np.flatnonzero(kept & (marks.env == env))
                 streams.append(Stream(source, marks.length[episodes]))
                 self._streams.append((source, episodes))
-        return Plan(streams, len(self.sources), shards)
+        return ShardPlan(streams, len(self.sources), shards)
 
     def counted(self) -> dict[str, int]:
         """Incomplete episodes of the whole checkpoint, and their steps."""
@@ -126,7 +133,7 @@ class StepParts(TableParts):
 
     # -- a new shard ------------------------------------------------------------------------------
     def merged(
-        self, plan: Plan, shard: int, origins: set[int], listed: Sequence[str] | None
+        self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
         rings = self._target._rings
         mine = plan.shard(shard)
@@ -156,7 +163,7 @@ class StepParts(TableParts):
             found[here] = getattr(self._marks[source], name)[episodes[here]]
         return found
 
-    def _steps_by_shard(self, plan: Plan) -> list[int]:
+    def _steps_by_shard(self, plan: ShardPlan) -> list[int]:
         """How many steps each new shard has: what its limiter counts."""
         counts = []
         for shard in range(plan.shards):
@@ -214,7 +221,7 @@ class StepParts(TableParts):
         flags[last[lengths[unfinished] > 1] - 1] |= sl.TRUNCATED
 
     def _numbers(
-        self, plan: Plan, shard: int, steps: list[int], newest: Ints, items: dict[str, Array]
+        self, plan: ShardPlan, shard: int, steps: list[int], newest: Ints, items: dict[str, Array]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         entries = self.entries
         counts = [entry["counts"] for entry in entries]

@@ -20,9 +20,9 @@ from recollect.data.schema import Column, Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.snapshot.reader import Snapshot
 from recollect.errors import SnapshotError
-from recollect.kernels.layout import COUNTER_BITS, COUNTER_MASK
+from recollect.kernels.layout import COUNTER_MASK
 from recollect.ranks.environments import ENV_ID, Environments, columns_of, rewritten
-from recollect.ranks.redistribution import Plan, Stream, apportion, fresh_origins, seed_words
+from recollect.ranks.redistribution import ShardPlan, Stream, apportion, fresh_origins, seed_words
 from recollect.storage.memory.capture import Saved, absent_value
 
 Ints = NDArray[np.int64]
@@ -90,16 +90,16 @@ class TableParts:
                     raise SnapshotError(f"{source.path} has no {what} {name!r}, and others have")
         return Schema(columns, what)
 
-    def plan(self, shards: int) -> Plan:
+    def plan(self, shards: int) -> ShardPlan:
         """Items are units, and all count the same: a table's capacity counts them."""
         streams = [
             Stream(source, np.ones(entry["items"], np.int64))
             for source, entry in enumerate(self.entries)
         ]
-        return Plan(streams, len(self.sources), shards)
+        return ShardPlan(streams, len(self.sources), shards)
 
     def merged(
-        self, plan: Plan, shard: int, origins: set[int], listed: Sequence[str] | None
+        self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
         """What a new shard gets."""
         mine = plan.shard(shard)
@@ -300,16 +300,11 @@ def _requests(states: Sequence[list[Any]]) -> list[Any]:
     ]
 
 
-def origins_of(items: Mapping[str, Array]) -> set[int]:
-    """The origins of some keys."""
-    return set(np.unique(items["key"] >> np.uint64(COUNTER_BITS)).tolist())
-
-
 class RolloutParts(TableParts):
     """The groups of all saved shards: a table, and what a rollout buffer keeps beside it."""
 
     def merged(
-        self, plan: Plan, shard: int, origins: set[int], listed: Sequence[str] | None
+        self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
         merged = super().merged(plan, shard, origins, listed)
         totals = plan.totals()

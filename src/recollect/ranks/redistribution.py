@@ -41,11 +41,11 @@ class Units(NamedTuple):
     places: Ints
 
 
-class Plan:
+class ShardPlan:
     """Where every unit of the saved shards goes. `shard(n)` lists those of one new shard.
 
     >>> import numpy as np
-    >>> plan = Plan([Stream(0, np.array([3, 2, 2])), Stream(1, np.array([4, 1]))], 2, 3)
+    >>> plan = ShardPlan([Stream(0, np.array([3, 2, 2])), Stream(1, np.array([4, 1]))], 2, 3)
     >>> [plan.shard(n).places.tolist() for n in range(3)]
     [[0, 1], [1, 2], [0]]
     """

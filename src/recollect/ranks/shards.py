@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -303,7 +302,7 @@ def _load_own(
     progress: bool | None,
 ) -> Redistributed:
     """As many ranks as before: exactly what this one saved."""
-    from recollect.durability.snapshot.reader import load_snapshot
+    from recollect.durability.snapshot.loader import load_snapshot
 
     folder = chosen.folder(rank)
     shard = chosen.shards[rank]
@@ -392,25 +391,16 @@ def _put(
     where: str,
 ) -> dict[str, int]:
     """Put everything into its place, under all locks."""
-    evicted = {}
-    with ExitStack() as stack:
-        rewound = None
-        if any(member.journal is not None for member in targets.values()):
-            from recollect.durability.journal.journal import rewinding
+    from recollect.durability.snapshot.loader import replacing
 
-            rewound = stack.enter_context(rewinding(targets.values()))
-        for member in targets.values():
-            stack.enter_context(member.saving)
-        for member in targets.values():
-            stack.enter_context(member.transaction())
+    evicted = {}
+    with replacing(targets.values()):
         for name, member in targets.items():
             one = merged[name]
             member.check(one.entry, where)  # nobody was in between
             gone = member.restore(one.entry, one.saved, one.batches, one.blobs)
             if gone:
                 evicted[name] = gone
-        if rewound is not None:
-            rewound()
     return evicted
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from recollect.base.arguments import flag, time_span, whole
 from recollect.base.optional import optional
 from recollect.data.batch import Batch
-from recollect.data.conversions import to_torch
+from recollect.data.info import info_arrays
 from recollect.errors import InvalidValue, RecollectError, SchemaError, shown
 
 if TYPE_CHECKING:
@@ -335,9 +335,9 @@ def as_tensors(batch: Batch, device: Any, pin_memory: bool) -> dict[str, Any]:
             "rename the column"
         )
     torch = optional("torch")
-    tensors = to_torch(batch, device, pin_memory)
+    tensors = batch.to_torch(device, pin_memory)
     info: dict[str, Any] = {}
-    for name, array in batch.info._arrays().items():
+    for name, array in info_arrays(batch.info).items():
         if array.dtype == np.uint64:  # keys have 63 bits, and torch can do little with uint64
             array = array.view(np.int64)
         tensor = torch.from_numpy(np.ascontiguousarray(array))

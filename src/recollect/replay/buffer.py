@@ -47,7 +47,7 @@ from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
     from recollect.durability.journal.open_journal import OpenJournal
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
     from recollect.replay.persistence import StepsMember
 
@@ -635,9 +635,14 @@ class ReplayBuffer(Batched):
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_replay
+        from recollect.base.html import closed
+        from recollect.replay.replay_html import of_replay
 
-        return of_replay(self)
+        if self._closed:
+            return closed("ReplayBuffer")
+        stats = self.stats()
+        episodes = self.episodes() if stats["size"] else None
+        return of_replay(stats, self.sampler, self.limiter, episodes)
 
     def _legal_starts(
         self,
@@ -719,7 +724,7 @@ class ReplayBuffer(Batched):
         A smaller buffer takes the newest steps of each environment. Arguments are those of
         `Store.load`.
         """
-        from recollect.durability.snapshot.reader import load_snapshot
+        from recollect.durability.snapshot.loader import load_snapshot
 
         return load_snapshot(path, {"steps": self._member()}, step=step, progress=progress)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recollect.base.optional import optional
 from recollect.data.batch import Batch
-from recollect.data.columns import nest
+from recollect.data.dotted_names import nest
 from recollect.errors import InvalidValue, SchemaError
 from recollect.replay import step_files
 from recollect.replay.incoming import MARKS

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
-from recollect.data.columns import flatten
+from recollect.data.dotted_names import flatten
 from recollect.data.schema import Column, Rows, Schema
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
@@ -309,9 +309,9 @@ def refuse_positional(call: str, given: Sequence[Any]) -> NoReturn:
 
 def _fitting(schema: Schema, given: Mapping[str, Any]) -> Rows:
     """Columns that fit a schema; nested ones take the short way too."""
-    rows = schema._check_plain(given)
+    rows = schema.plain_rows(given)
     if rows is None and any(isinstance(value, Mapping) for value in given.values()):
-        rows = schema._check_plain(flatten(given))
+        rows = schema.plain_rows(flatten(given))
     if rows is not None:
         return rows
     try:

@@ -6,7 +6,8 @@ priorities, and that everything was cleared. Row numbers follow from that, and w
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.journal.journal import as_journal
-from recollect.durability.journal.member import Journaled
+from recollect.durability.journal.journaled import Journaled
 from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.journal.payload import Copied
 from recollect.durability.journal.records import (
@@ -50,17 +51,19 @@ class JournaledSteps(Journaled):
 
     def __init__(self, buffer: ReplayBuffer) -> None:
         super().__init__("steps", buffer)
+        self._buffer = weakref.ref(buffer)
         self._lock = buffer._lock
 
     @property
     def buffer(self) -> ReplayBuffer:
-        buffer: ReplayBuffer = self.owner
+        buffer = self._buffer()
+        assert buffer is not None
         return buffer
 
     def saved_as(self) -> Member:
         return self.buffer._member()
 
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> threading.RLock:
         return self._lock
 
     def describe(self) -> dict[str, Any]:
@@ -227,10 +230,10 @@ class JournaledSteps(Journaled):
     def lease_again(self, keys: list[int]) -> None:
         assert not keys
 
-    def progress(self) -> Any:
-        return None
+    def progress(self) -> tuple[int, ...]:
+        return ()
 
-    def rewound(self, progress: Any) -> None:
+    def rewound(self, progress: tuple[int, ...]) -> None:
         """Keys are row numbers: they go back with the rows."""
 
 

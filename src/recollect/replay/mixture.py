@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, time_span, whole
 from recollect.data.batch import Batch
-from recollect.data.info import Info
+from recollect.data.info import Info, info_arrays
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.replay.batches import Batched, Draw
 from recollect.replay.buffer import ReplayBuffer
@@ -267,7 +267,7 @@ def _together(places: list[int], batches: list[Batch]) -> Batch:
         parts: list[Any] = [column, *(batch.columns[name] for batch in batches[1:])]
         columns[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
     counts = [batch.num_items for batch in batches]
-    names = dict.fromkeys(name for batch in batches for name in batch.info._arrays())
+    names = dict.fromkeys(name for batch in batches for name in info_arrays(batch.info))
     arrays: dict[str, Any] = {
         name: np.concatenate([_info(batch, name) for batch in batches]) for name in names
     }
@@ -276,7 +276,7 @@ def _together(places: list[int], batches: list[Batch]) -> Batch:
 
 
 def _info(batch: Batch, name: str) -> Any:
-    if name == "relabelled" and name not in batch.info._arrays():
+    if name == "relabelled" and name not in info_arrays(batch.info):
         return np.zeros(batch.num_items, np.bool_)
     return getattr(batch.info, name)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
-from recollect.data.ragged import Ragged
+from recollect.data.ragged import Ragged, ragged_from_cells
 from recollect.data.schema import Rows, Schema, Stored, row_payload
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
 from recollect.rollouts.cell_columns import other_array, to_json
@@ -157,7 +157,7 @@ class Annotation:
         if self.reward is not None:
             new["reward"] = self.reward[picked]
         for name, texts in self.texts.items():
-            new[name] = Ragged._from_cells(name, [texts[place] for place in sources], str)
+            new[name] = ragged_from_cells(name, [texts[place] for place in sources], str)
         response = columns[0]
         assert isinstance(response, Ragged)
         for name, cells in new.items():

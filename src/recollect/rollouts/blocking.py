@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
-from recollect.data.info import Lease, LeaseLike
 from recollect.rollouts import claims, group_changes, lease_ends, space, takes
 from recollect.rollouts.annotations import annotate
 from recollect.rollouts.core import RolloutCore
@@ -139,8 +139,3 @@ class BlockingBuffer(ImmediateCalls):
             f"RolloutBuffer({many(len(self), 'group')}{here and ': ' + here}; "
             f"{size(self.nbytes)}, train step {self.train_step}).sync"
         )
-
-    def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
-
-        return of_rollouts(self)

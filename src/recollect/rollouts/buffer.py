@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
-from recollect.data.info import Lease, LeaseLike
+from recollect.base.leases import Lease, LeaseLike
 from recollect.rollouts import claims, group_changes, lease_ends, space, takes
 from recollect.rollouts.annotations import annotate
 from recollect.rollouts.blocking import BlockingBuffer
@@ -271,8 +271,3 @@ class RolloutBuffer(ImmediateCalls):
 
     def __repr__(self) -> str:
         return repr(self.sync).removesuffix(".sync")
-
-    def _repr_html_(self) -> str:
-        from recollect.base.html import of_rollouts
-
-        return of_rollouts(self)

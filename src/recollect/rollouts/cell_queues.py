@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Stored
 from recollect.rollouts.cell_columns import Cells
 from recollect.rollouts.entries import GroupEntry

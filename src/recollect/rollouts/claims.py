@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from recollect.base.arguments import text, time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, LeaseExpired, WaitTimeout
 from recollect.rollouts.core import ChosenGroups, RolloutCore
 from recollect.rollouts.group_columns import check_cell, column_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recollect.base.arguments import flag, names, whole
 from recollect.base.clock import Clock
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.core import RolloutCore

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Column, Rows
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.blobs import Blobs

@@ -72,7 +72,7 @@ def as_rows(columns: Columns) -> Rows:
     """What was read, as rows to store again."""
     present = columns.present
     arrays: list[Stored] = list(columns.columns.values())
-    return Rows(columns._count(), arrays, [present.get(name) for name in columns.columns])
+    return Rows(columns.rows, arrays, [present.get(name) for name in columns.columns])
 
 
 def fitted(name: str, cells: Ragged, column: Column) -> Ragged:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.leases import LeaseLike
+from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
-from recollect.data.info import Info, LeaseLike
+from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
 from recollect.rollouts import tabular
@@ -38,6 +40,14 @@ ARCHIVED = CODES[Status.ARCHIVED]
 
 _nothing = np.zeros(0, np.int8)
 _no_versions = np.zeros(0, np.int32)
+
+
+class GroupParts(NamedTuple):
+    """What groups are made of, as it travels: columns as Arrow, who has a mask, blobs."""
+
+    batch: ArrowBatch
+    masked: Flags
+    blobs: Mapping[str, bytes]
 
 
 class Groups(Sequence[Group]):
@@ -98,6 +108,25 @@ class Groups(Sequence[Group]):
     def lease(self) -> LeaseLike | None:
         """The lease, or the claim, that the groups are under."""
         return self._whole.info.lease
+
+    def forget_lease(self) -> None:
+        """The groups are whose they are for good, and under no lease any more."""
+        self._whole.info.lease = None
+
+    @property
+    def group_ids(self) -> list[str]:
+        """The id of each group."""
+        ids: list[str] = self._whole.shared["group_id"][self._begin : self._end].to_list()
+        return ids
+
+    def to_parts(self) -> GroupParts:
+        """A batch's groups as another process gets them; `from_parts` makes the same there."""
+        return GroupParts(self._whole.to_arrow(), self._masked, self._blobs)
+
+    @staticmethod
+    def from_parts(parts: GroupParts) -> Groups:
+        """What `to_parts` made, without a copy of its numbers."""
+        return Groups(Batch.from_arrow(parts.batch), parts.masked, parts.blobs)
 
     def __len__(self) -> int:
         return self._end - self._begin
@@ -288,7 +317,7 @@ def _between(batch: Batch, begin: int, end: int) -> Batch:
     first, last = int(starts[begin]), int(starts[end])
     arrays = {
         name: array[begin:end]
-        for name, array in batch.info._arrays().items()
+        for name, array in info_arrays(batch.info).items()
         if name != "row_offsets"
     }
     arrays["row_offsets"] = starts[begin : end + 1] - first

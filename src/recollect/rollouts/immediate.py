@@ -18,7 +18,7 @@ from recollect.rollouts.takes import is_ready
 from recollect.table.table import Table, WhereLike
 
 if TYPE_CHECKING:
-    from recollect.durability.snapshot.reader import Loaded
+    from recollect.durability.snapshot.loader import Loaded
     from recollect.durability.snapshot.saver import SavedSnapshot
 
 
@@ -186,3 +186,18 @@ class ImmediateCalls:
     def close(self) -> None:
         """End the buffer: every waiter, and every later call, raises `TableClosed`."""
         self._core.close()
+
+    def _repr_html_(self) -> str:
+        from recollect.base.html import closed
+        from recollect.rollouts.buffer_html import of_rollouts
+        from recollect.table.table_html import some_items
+
+        core, table = self._core, self._core.table
+        if table.closed:
+            return closed("RolloutBuffer")
+        stats, counts, accounts = self.stats(), self.counts(), self.accounts()
+        with table.transaction():
+            step = core.train_step
+            versions = [entry.version for entry in core.entries.values() if not entry.trained]
+            info = some_items(table.storage)
+        return of_rollouts(stats, counts, accounts, step, versions, info)

@@ -30,7 +30,8 @@ class JournaledRollouts(JournaledTable):
     @property
     def rollouts(self) -> RolloutCore:
         """What the buffer keeps; only while it is there."""
-        core: RolloutCore = self.owner
+        core = self.owner
+        assert isinstance(core, RolloutCore)
         return core
 
     @property

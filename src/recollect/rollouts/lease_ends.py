@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import time_span, whole
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.rollouts import claims
 from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.expiry import expire_due

@@ -18,8 +18,8 @@ from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
 from recollect.durability.format import stream_of
 from recollect.durability.snapshot.ledger import parts
+from recollect.durability.snapshot.loader import Loaded, load_snapshot
 from recollect.durability.snapshot.members import Captured
-from recollect.durability.snapshot.reader import Loaded, load_snapshot
 from recollect.durability.snapshot.saver import SavedSnapshot, save_snapshot
 from recollect.errors import SnapshotError
 from recollect.rollouts.blobs import digest

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from recollect.data.batch import Batch
-from recollect.data.columns import ColumnData
+from recollect.data.column_data import ColumnData
 from recollect.data.ragged import Ragged, offsets_of
 
 # Columns from which `Group` and `Rollout` objects are made, and nothing else.

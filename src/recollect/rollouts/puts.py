@@ -24,7 +24,7 @@ from recollect.rollouts.token_versions import stale_rows
 from recollect.rules.selectors import StalestFirst
 from recollect.table.changes import add_column
 from recollect.table.checks import check_versions
-from recollect.table.inserts import NewInsert, try_insert
+from recollect.table.inserts import Insert
 from recollect.table.runner import PlainVerb
 from recollect.table.waiting import Blocked
 
@@ -226,13 +226,10 @@ def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> in
     table = core.table
     if core.capacity is not None and len(core.storage) >= core.capacity:
         exceed(core)
-    inserted = try_insert(
-        table,
-        NewInsert(
-            rows, shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0, {},
-            None, table.schemas.rows, table.schemas.shared, None,
-        ),
-    )  # fmt: skip
+    inserted = Insert(
+        rows, shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0,
+        {}, None, table.schemas.rows, table.schemas.shared, None, core=table,
+    ).attempt()  # fmt: skip
     assert not isinstance(inserted, Blocked)
     return int(inserted[0])
 

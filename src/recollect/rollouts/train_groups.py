@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
-from recollect.data.info import Lease, LeaseLike
+from recollect.base.leases import Lease, LeaseLike
 from recollect.rollouts.core import NO_KEYS, ChosenGroups, RolloutCore
 from recollect.rollouts.expiry import advance_to
 from recollect.rollouts.groups import Groups

@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import Any
+from typing import TypeGuard
 
 from recollect.errors import InvalidValue, NeverPossible, shown
 
@@ -51,10 +51,10 @@ class Limiter:
         return False
 
     def check_capacity(self, capacity: int) -> None:
-        """Raise where a table of this capacity could never open."""
+        """Raise where this limiter and a table of this capacity do not go together."""
 
     def check_bytes(self, items: int, nbytes: int) -> None:
-        """Raise where a table that never holds more items, for its bytes, could never open."""
+        """Raise where sampling could never begin, because `nbytes` hold at most `items` items."""
 
     def check_sample(self, k: int) -> None:
         """Raise where a sample of k could never go."""
@@ -167,8 +167,8 @@ class SampleToInsertRatio(Limiter):
     def _parse_bounds(self) -> tuple[float, float]:
         buffer = self.error_buffer
         center = self.ratio * self.min_size
-        if _is_number(buffer) and buffer >= 0:  # type: ignore[operator]
-            return float(center - buffer), float(center + buffer)  # type: ignore[operator]
+        if _is_number(buffer) and buffer >= 0:
+            return float(center - buffer), float(center + buffer)
         if isinstance(buffer, tuple | list) and len(buffer) == 2 and all(map(_is_number, buffer)):
             return float(buffer[0]), float(buffer[1])
         raise InvalidValue(
@@ -299,18 +299,18 @@ class Stack(Queue):
     """The same bound as `Queue`, for a table that samples the newest first."""
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return value in (math.inf, -math.inf) or -1e300 < float(value) < 1e300
 
 
-def _as_written(number: Any) -> Fraction:
+def _as_written(number: float) -> Fraction:
     """The fraction that somebody means who writes 0.1."""
     return Fraction(float(number)).limit_denominator(10**6)
 
 
-def _check_size(name: str, value: Any, least: int) -> None:
+def _check_size(name: str, value: object, least: int) -> None:
     if isinstance(value, int) and value > LARGEST_SIZE:
         raise InvalidValue(f"{name}: expected at most {LARGEST_SIZE}, got {value}")
     if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from recollect.errors import InvalidValue, shown
 
@@ -87,7 +86,7 @@ class Smallest(Ordered):
     field: str
 
     def __post_init__(self) -> None:
-        _check_name(self, self.field)
+        _check_name(self.field)
 
     @property
     def by(self) -> str:
@@ -101,7 +100,7 @@ class Largest(Ordered):
     field: str
 
     def __post_init__(self) -> None:
-        _check_name(self, self.field)
+        _check_name(self.field)
 
     @property
     def by(self) -> str:
@@ -277,22 +276,23 @@ def largest_alpha(*selectors: Selector) -> float:
 
 
 def different_items(deal: Sequence[tuple[Selector, int]], often: int, sampled: int) -> int:
-    """How many different items a mixture needs that deals its draws to its parts like this.
+    """How many different items a mixture needs, where `deal` says how many draws each part has.
 
-    An order needs as many as it draws. Where an item leaves after `often` draws (0: never), those
-    that the parts before it wear out come on top: each takes a draw, and where the items were
-    sampled `sampled` times in all, k of them take k * often - sampled at least.
+    An order draws an item once, so it needs as many items as it has draws. Where an item leaves
+    after `often` draws (0: never), the parts before the order may use some up, and it needs these
+    on top. Each takes one of their draws at least; and all draws count, these and the `sampled`
+    ones of earlier calls, of which an item that leaves has had `often`.
     """
     needed, before = 1, 0
     for part, count in deal:
         if count and isinstance(part, Ordered):
-            worn = min(before, (before + sampled) // often) if often else 0
-            needed = max(needed, count + worn)
+            used_up = min(before, (before + sampled) // often) if often else 0
+            needed = max(needed, count + used_up)
         before += count
     return needed
 
 
-def _check_number(name: str, value: Any, least: float) -> None:
+def _check_number(name: str, value: object, least: float) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or not _finite(value):
         raise InvalidValue(f"{name}: expected a finite number, got {shown(value)}")
     if float(value) < least:  # in NumPy's own types the bound may overflow
@@ -306,6 +306,6 @@ def _finite(value: Real) -> bool:
         return False
 
 
-def _check_name(selector: Selector, name: Any) -> None:
+def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidValue(f"field: expected a field's name, got {shown(name)}")

@@ -4,9 +4,9 @@
 take their turns in a random order. `simulate` runs a training on simulated engines.
 """
 
-# loop.py, shuffling.py, clock.py, running.py: time. They know nothing of production.
-# engine.py, generation.py, scenario.py: what is simulated.
-# simulating.py, report.py: a run of the real managers on it, and what it was like.
+# virtual_loop.py, shuffled_loop.py, virtual_clock.py, virtual_run.py: time. They know nothing of
+# production. engine.py, answers.py, scenario.py: what is simulated.
+# simulator.py, report.py: a run of the real managers on it, and what it was like.
 
 from typing import TYPE_CHECKING, Any
 

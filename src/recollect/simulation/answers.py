@@ -17,12 +17,12 @@ from recollect.production.generators.base import to_generate
 from recollect.production.prompts.base import prompt_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import NO_TOKENS, Rollout, Status
-from recollect.simulation.engine import Engine, Request
+from recollect.simulation.engine import Engine, EngineRequest
 from recollect.simulation.scenario import Scenario, TaskModel
 
 REMEMBERED = 10_000  # fates, at most
 
-Ended = Callable[[Request], None]
+Ended = Callable[[EngineRequest], None]
 
 
 class EndlessPrompts:
@@ -110,7 +110,7 @@ class SimulatedGenerator:
         left = len(members)
         all_ended = self._loop.create_future()
 
-        def ended(request: Request) -> None:
+        def ended(request: EngineRequest) -> None:
             nonlocal left
             left -= 1
             if not left and not all_ended.done():
@@ -163,7 +163,7 @@ class SimulatedGenerator:
         return not fate.is_filtered
 
     # -- parts -----------------------------------------------------------------------------------
-    async def _score(self, group: Group, requests: Sequence[Request]) -> None:
+    async def _score(self, group: Group, requests: Sequence[EngineRequest]) -> None:
         """Rewards of a group that is whole take their time."""
         seconds = self._scenario.tasks[group.task].reward_seconds
         if seconds and all(request.reason in ("stop", "length") for request in requests):
@@ -182,7 +182,7 @@ class SimulatedGenerator:
             self._fates[group.group_id, attempt] = fate
         return fate
 
-    def _request(self, group: Group, rollout: Rollout, ended: Ended) -> Request:
+    def _request(self, group: Group, rollout: Rollout, ended: Ended) -> EngineRequest:
         """What is left to write of a response."""
         fate = self._fate(group, rollout.attempt)
         place = group.index(rollout)
@@ -196,9 +196,11 @@ class SimulatedGenerator:
             rollout.dispatch_version = self._engine.version
         slow = fate.slow[place]
         slowness = self._scenario.tasks[group.task].slowdown if slow else 1.0
-        return Request(max(1, cells - done), ends, slowness, ended)
+        return EngineRequest(max(1, cells - done), ends, slowness, ended)
 
-    def _write(self, tally: Tally, rollout: Rollout, request: Request, keep_partial: bool) -> None:
+    def _write(
+        self, tally: Tally, rollout: Rollout, request: EngineRequest, keep_partial: bool
+    ) -> None:
         """What the engine wrote becomes part of the response, or is dropped."""
         tally.generated += request.written
         if request.reason == "abort" and not keep_partial:

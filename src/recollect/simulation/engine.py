@@ -19,7 +19,7 @@ Pieces = list[tuple[int, int]]  # a version, and how many cells were written wit
 
 
 @dataclass(eq=False)
-class Request:
+class EngineRequest:
     """A response to write, or what is left of one.
 
     `cells` is how many it takes; `ends` is how it ends by itself: "stop", "length", "error", or
@@ -29,7 +29,7 @@ class Request:
     cells: int
     ends: str
     slowness: float
-    ended: Callable[[Request], None]
+    ended: Callable[[EngineRequest], None]
     started: float | None = None
     finished: float | None = None
     pieces: Pieces = field(default_factory=list)
@@ -55,8 +55,8 @@ class Engine:
         self._cell_seconds = cell_seconds
         self._free = slots
         self._slots = slots
-        self._waiting: deque[Request] = deque()
-        self._running: dict[Request, None] = {}  # in the order of their start
+        self._waiting: deque[EngineRequest] = deque()
+        self._running: dict[EngineRequest, None] = {}  # in the order of their start
         self._paused = False
         self._times = [self._loop.time()]  # when weights were loaded, and which
         self._versions = [version]
@@ -72,7 +72,7 @@ class Engine:
         self._times.append(self._loop.time())
         self._versions.append(version)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: EngineRequest) -> None:
         """Queue a request; while the engine is paused it is aborted at once."""
         if self._paused:
             request.reason = "abort"
@@ -92,7 +92,7 @@ class Engine:
     def go_on(self) -> None:
         self._paused = False
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: EngineRequest) -> None:
         """Drop a request; nobody is told."""
         if request.finished is None:
             request.ended = ignore
@@ -118,11 +118,11 @@ class Engine:
             takes = request.cells * self._cell_seconds * request.slowness
             request.timer = self._loop.call_at(now + takes, self._finish, request)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: EngineRequest) -> None:
         self._end(request, request.ends)
         self._start()
 
-    def _end(self, request: Request, reason: str) -> None:
+    def _end(self, request: EngineRequest, reason: str) -> None:
         request.finished = self._loop.time()
         request.reason = reason
         if request.timer is not None:
@@ -137,7 +137,7 @@ class Engine:
             self.cells += request.written
         request.ended(request)
 
-    def _written(self, request: Request, cells: int | None) -> Pieces:
+    def _written(self, request: EngineRequest, cells: int | None) -> Pieces:
         """What was written by now, by version; `cells` where it is known, and not the time."""
         started, finished = request.started, request.finished
         assert started is not None
@@ -161,5 +161,5 @@ class Engine:
         ]
 
 
-def ignore(request: Request) -> None:
+def ignore(request: EngineRequest) -> None:
     pass

@@ -13,6 +13,8 @@ import asyncio
 import random
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
+from contextvars import Context
 from operator import itemgetter
 from typing import Any
 
@@ -43,15 +45,27 @@ class ShufflingLoop(VirtualLoop):
         self._random = random.Random(seed)
         self._count = 0  # what became ready so far: its numbers say what came before what
         self._steps: list[tuple[int, asyncio.Handle]] = []  # tasks that could go on
+        self._of_tasks: set[asyncio.Handle] = set()  # those of them that are in asyncio's queue
         self._plain: deque[tuple[int, asyncio.Handle]] = deque()  # callbacks
         super().__init__(start=start, limit=limit)
+
+    def call_soon(  # type: ignore[override]  # typeshed wants TypeVarTuple, which is as vague
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Note what lets a task go on: a task calls this for each of its steps."""
+        handle = super().call_soon(callback, *args, context=context)
+        if isinstance(getattr(callback, "__self__", None), asyncio.Task):
+            self._of_tasks.add(handle)
+        return handle
 
     def _run_once(self) -> None:
         """What asyncio does once per turn, with one callback instead of all that are ready."""
         while self._ready:  # other threads may append meanwhile
             handle = self._ready.popleft()
             self._count += 1
-            (self._steps if is_step(handle) else self._plain).append((self._count, handle))
+            is_step = handle in self._of_tasks
+            self._of_tasks.discard(handle)
+            (self._steps if is_step else self._plain).append((self._count, handle))
         steps = len(self._steps)
         if self._plain:
             steps = bisect_left(self._steps, self._plain[0][0], key=itemgetter(0))
@@ -62,12 +76,7 @@ class ShufflingLoop(VirtualLoop):
         super()._run_once()  # type: ignore[misc]  # asyncio's own, which typeshed does not show
 
     def close(self) -> None:
+        self._of_tasks.clear()
         self._steps.clear()
         self._plain.clear()
         super().close()
-
-
-def is_step(handle: asyncio.Handle) -> bool:
-    """Whether a handle lets a task go on."""
-    callback: Any = handle._callback  # type: ignore[attr-defined]
-    return isinstance(getattr(callback, "__self__", None), asyncio.Task)

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 Keys = NDArray[np.uint64]
 Array = NDArray[Any]
 
-ONE_ROW = np.ones(1, np.int32)  # the rows of each item, where all have one
-
 
 @dataclass(frozen=True)
 class Layout:

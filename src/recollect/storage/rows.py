@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.ragged import Ragged
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Column, Rows, Schema
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
 from recollect.storage.copy_thread import SharedCopy
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import items_of
+from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows
 from recollect.errors import NeverPossible, SchemaError
 from recollect.table.core import TableCore

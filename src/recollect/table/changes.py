@@ -92,7 +92,7 @@ def declare(core: TableCore, rows: Schema, shared: Schema | None) -> None:
             if not same or not all(column.optional for column in added):
                 raise SchemaError(
                     f"table {core.name!r} is stored with the columns "
-                    f"{core.schemas.rows._names()}, and signature= says otherwise; leave it out, "
+                    f"{core.schemas.rows.listed()}, and signature= says otherwise; leave it out, "
                     "or choose another name for the table"
                 )
 

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.clock import Clock
-from recollect.base.leases import LeaseBook, Leases
+from recollect.base.leases import Lease, LeaseBook, LeaseLike, Leases
 from recollect.base.requests import RequestBook, Requests
-from recollect.data.info import Lease, LeaseLike
 from recollect.data.schema import Schema
 from recollect.errors import TableClosed
 from recollect.storage.base import Chosen, Contended, Layout, Shared, Storage
@@ -26,10 +25,10 @@ from recollect.table.field_set import FieldSet
 from recollect.table.rule_set import RuleSet
 from recollect.table.runner import Runner, Verb
 from recollect.table.sharing import TableSharing
-from recollect.table.waiting import Gate
+from recollect.table.waiting import Blocked, Gate
 
 if TYPE_CHECKING:
-    from recollect.durability.journal.member import Journaled
+    from recollect.durability.journal.journaled import Journaled
     from recollect.durability.journal.open_journal import OpenJournal
     from recollect.durability.snapshot.members import Member
 
@@ -163,7 +162,9 @@ class TableCore(Runner):
 
     def left(self, gone: int, reason: str, items: Chosen | Keys | None) -> None:
         """Items have left: count them, and tell those who follow."""
-        self.counts.left(gone, reason)
+        counts = self.counts
+        counts.removals += gone
+        counts.removed[reason] = counts.removed.get(reason, 0) + gone
         if items is None:
             self.effects.number += 1
         elif isinstance(items, np.ndarray):
@@ -223,16 +224,23 @@ class TableCore(Runner):
             self.enter()
             return self._attempt(verb)
 
+    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+        tried = verb.attempt()
+        effects = self.effects
+        if effects.queue:
+            try:
+                effects.deliver()
+            except BaseException:  # a follower's: the caller gets that, and no result
+                if not isinstance(tried, Blocked):
+                    verb.undo(tried)
+                raise
+        return tried, effects.number if effects.followers else 0
+
     def _tell(self) -> None:
         self.effects.deliver()
 
-    def _number(self) -> int:
-        return self.effects.number
+    def _settle(self, number: int, changed: bool) -> None:
+        self.effects.settle(number, changed=changed)
 
-    def _settle(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.effects.followers:
-            self.effects.settle(number, changed=verb.changed(tried))
-
-    async def _settle_async(self, number: int, verb: Verb[Any], tried: Any) -> None:
-        if self.effects.followers:
-            await self.effects.settle_async(number, changed=verb.changed(tried))
+    async def _settle_async(self, number: int, changed: bool) -> None:
+        await self.effects.settle_async(number, changed=changed)

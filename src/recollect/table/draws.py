@@ -6,8 +6,8 @@ import math
 from typing import Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import flag, many, time_span, whole
+from recollect.base.leases import Lease
 from recollect.data.batch import Batch
-from recollect.data.info import Lease
 from recollect.errors import NeverPossible
 from recollect.rules.selectors import Mixed, Ordered, Selector, Uniform, different_items
 from recollect.storage.base import Chosen, Storage, Where

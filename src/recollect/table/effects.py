@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.data.info import Lease
+from recollect.base.leases import Lease
 from recollect.data.schema import Schema
 from recollect.errors import InvalidValue, shown
 from recollect.storage.base import Chosen, NewItems
@@ -128,7 +128,7 @@ class Effects:
         self.followers: tuple[Follower, ...] = ()
         self.journal: Recorder | None = None  # one of the followers
         self.readers = False  # whether another one may read what left
-        self._queue: deque[Effect] = deque()
+        self.queue: deque[Effect] = deque()  # what followers are still to be told
         self._delivering = False
         self._held = False
 
@@ -140,7 +140,7 @@ class Effects:
             if self.journal is not None:
                 self.journal.record(effect)
             if self.readers:
-                self._queue.append(effect)
+                self.queue.append(effect)
 
     def hold(self) -> None:
         """From now on keep what changed until `release`: when it is safe in a database."""
@@ -148,7 +148,7 @@ class Effects:
 
     def release(self) -> None:
         """What was held has happened for good."""
-        if self._held and self._queue:
+        if self._held and self.queue:
             self._held = self._delivering = False
             try:
                 self.deliver()
@@ -158,17 +158,17 @@ class Effects:
     def drop(self) -> None:
         """What was held has not happened."""
         if self._held:
-            self._queue.clear()
+            self.queue.clear()
 
     def deliver(self) -> None:
         """Tell the followers of what has changed; a change that one of them makes comes last."""
-        if self._delivering or not self._queue:
+        if self._delivering or not self.queue:
             return
         self._delivering = True
         errors: list[Exception] = []
         try:
-            while self._queue:
-                effect = self._queue.popleft()
+            while self.queue:
+                effect = self.queue.popleft()
                 for follower in self.followers:
                     try:
                         follower.follow(effect)

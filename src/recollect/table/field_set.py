@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recollect.rules.query import FieldType, Query, as_query, bind, split
+from recollect.rules.query import FieldType, Query, allowed_partitions, as_query, bind
 from recollect.storage.base import Where
 from recollect.storage.fields import BUILT_IN
 
@@ -28,7 +28,7 @@ class FieldSet:
         known = self._wheres.get(query)
         if known is None:
             bound = bind(query, self.kinds)
-            partitions, rest = split(bound, self.partition_by)
+            partitions, rest = allowed_partitions(bound, self.partition_by)
             known = Where(bound, partitions, rest)
             if len(self._wheres) >= REMEMBERED_QUERIES:
                 self._wheres.clear()

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import items_of, many
+from recollect.base.arguments import many, time_span
 from recollect.base.requests import Request, check_request
+from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows, Schema
 from recollect.errors import NeverPossible, SchemaError, shown
 from recollect.storage.base import NewItems
@@ -25,29 +26,75 @@ Keys = NDArray[np.uint64]
 
 
 @dataclass(slots=True)
-class NewInsert(NewItems):
-    """Checked items, and what is needed to check them again against other columns."""
+class Insert(NewItems, Verb[Keys]):
+    """Puts checked items into a table; returns their keys.
 
+    It has what is needed to check them again, where the columns are others by then.
+    """
+
+    core: TableCore = field(kw_only=True)
     given: Mapping[str, Any] = field(default_factory=dict)
     given_shared: Mapping[str, Any] | None = None
     schema: Schema | None = None
     shared_schema: Schema | None = None
     request: Request | None = None
-
-
-class Insert(Verb[Keys]):
-    """Puts checked items into a table; returns their keys."""
-
-    __slots__ = ("_core", "_new", "timeout")
-
-    def __init__(self, core: TableCore, new: NewInsert, timeout: float | None) -> None:
-        self._core, self._new, self.timeout = core, new, timeout
+    timeout: float | None = None
 
     def room(self, gate: Gate) -> Room:
         return gate.departures
 
     def attempt(self) -> Keys | Blocked:
-        return try_insert(self._core, self._new)
+        """Insert now and return the keys, or change nothing."""
+        core, columns, limiter = self.core, self.core.schemas.rows, self.core.rules.limiter
+        storage, effects = core.storage, core.effects
+        if self.schema is not columns and columns is not None:
+            _check_again(core, self)
+        if self.request is not None:
+            known = core.requests.keys(self.request)
+            if known is not None:
+                return known
+        count = self.count
+        if count == 0:
+            return np.zeros(0, np.uint64)
+        limiter.check_insert(count)
+        excess = 0  # whoever owns the table has made room, or has promised it
+        if core.owner is None:
+            excess = len(storage) + count - core.capacity
+        excess_bytes = 0
+        if core.capacity_bytes is not None:
+            excess_bytes = storage.nbytes + _payload(core, self) - core.capacity_bytes
+        departures = limiter.departures_needed(core.counts, count)
+        if departures:
+            limiter.check_waiting_insert(core.counts, count, storage.hidden)
+            needs = many(departures, "more sample or removal", "more samples or removals")
+            return Blocked(f"limiter {limiter} needs {needs}", departures)
+        self.inserted_at = core.clock.time()
+        keys = None
+        if excess == count and excess_bytes <= 0 and not effects.readers:
+            keys = storage.recycle(core.rules.remover, self, tell=effects.journal is not None)
+        if keys is not None:
+            left = None
+            if keys.size > count:
+                keys, left = keys[:count], keys[count:]
+            core.left(count, "evicted", left)
+        elif excess > 0 or excess_bytes > 0:
+            blocked = _make_place(core, max(excess, 0), max(excess_bytes, 0), self)
+            if blocked is not None:
+                return blocked
+        if columns is None and self.schema is not None:
+            check_bytes(core.capacity_bytes, limiter, self.schema, self.shared_schema)
+            core.set_schema(self.schema, self.shared_schema)
+        if keys is None:
+            keys = storage.insert(self)
+        core.counts.inserts += count
+        if self.request is not None:
+            core.requests.remember(self.request, keys)
+        if effects.followers:
+            effects.emit(Inserted, keys, self, self.request)
+        else:
+            effects.number += 1
+        core.gate.arrivals.changed(count)
+        return keys
 
 
 def checked_insert(
@@ -58,8 +105,11 @@ def checked_insert(
     priority: Any,
     request: Any,
     fields: dict[str, Any],
-) -> NewInsert:
+    timeout: float | None,
+) -> Insert:
     """Check everything that an insert was given; what remains is tried under the lock."""
+    if timeout is not None:
+        timeout = time_span("timeout", timeout)
     schema = core.schemas.rows or Schema.infer(columns)
     try:
         rows = schema.check(columns)
@@ -89,9 +139,9 @@ def checked_insert(
             f"an insert of {count} items never fits table {core.name!r} of capacity "
             f"{core.capacity}; insert fewer at a time"
         )
-    return NewInsert(
+    return Insert(
         rows, shared_rows, per_item, count, priority, fields, 0.0, -1.0,
-        columns, shared, schema, shared_schema, request,
+        columns, shared, schema, shared_schema, request, timeout, core=core,
     )  # fmt: skip
 
 
@@ -133,60 +183,7 @@ def _check_shared(
     return schema, rows
 
 
-def try_insert(core: TableCore, new: NewInsert) -> Keys | Blocked:
-    """Insert now and return the keys, or change nothing."""
-    storage, effects = core.storage, core.effects
-    if new.schema is not core.schemas.rows and core.schemas.rows is not None:
-        _check_again(core, new)
-    if new.request is not None:
-        known = core.requests.keys(new.request)
-        if known is not None:
-            return known
-    count = new.count
-    if count == 0:
-        return np.zeros(0, np.uint64)
-    core.rules.limiter.check_insert(count)
-    excess = 0  # whoever owns the table has made room, or has promised it
-    if core.owner is None:
-        excess = len(storage) + count - core.capacity
-    excess_bytes = 0
-    if core.capacity_bytes is not None:
-        excess_bytes = storage.nbytes + _payload(core, new) - core.capacity_bytes
-    departures = core.rules.limiter.departures_needed(core.counts, count)
-    if departures:
-        core.rules.limiter.check_waiting_insert(core.counts, count, storage.hidden)
-        needs = many(departures, "more sample or removal", "more samples or removals")
-        return Blocked(f"limiter {core.rules.limiter} needs {needs}", departures)
-    new.inserted_at = core.clock.time()
-    keys = None
-    if excess == count and excess_bytes <= 0 and not effects.readers:
-        keys = storage.recycle(core.rules.remover, new, tell=effects.journal is not None)
-    if keys is not None:
-        left = None
-        if keys.size > count:
-            keys, left = keys[:count], keys[count:]
-        core.left(count, "evicted", left)
-    elif excess > 0 or excess_bytes > 0:
-        blocked = _make_place(core, max(excess, 0), max(excess_bytes, 0), new)
-        if blocked is not None:
-            return blocked
-    if core.schemas.rows is None and new.schema is not None:
-        check_bytes(core.capacity_bytes, core.rules.limiter, new.schema, new.shared_schema)
-        core.set_schema(new.schema, new.shared_schema)
-    if keys is None:
-        keys = storage.insert(new)
-    core.counts.inserts += count
-    if new.request is not None:
-        core.requests.remember(new.request, keys)
-    if effects.followers:
-        effects.emit(Inserted, keys, new, new.request)
-    else:
-        effects.number += 1
-    core.gate.arrivals.changed(count)
-    return keys
-
-
-def _check_again(core: TableCore, new: NewInsert) -> None:
+def _check_again(core: TableCore, new: Insert) -> None:
     """Columns were fixed, or added, since an insert was checked."""
     assert core.schemas.rows is not None
     new.rows = core.schemas.rows.check(new.given)
@@ -195,7 +192,7 @@ def _check_again(core: TableCore, new: NewInsert) -> None:
     new.schema = core.schemas.rows
 
 
-def _payload(core: TableCore, new: NewInsert) -> int:
+def _payload(core: TableCore, new: Insert) -> int:
     assert new.schema is not None
     payload = new.schema.payload(new.rows)
     if new.shared is not None:

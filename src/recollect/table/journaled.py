@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
-from recollect.durability.journal.member import PINNED, Journaled
+from recollect.durability.journal.journaled import PINNED, Journaled
 from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.journal.payload import pinned
 from recollect.durability.journal.records import (
@@ -38,7 +40,6 @@ from recollect.durability.journal.records import (
 from recollect.durability.snapshot.members import Member
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
 from recollect.table.effects import (
@@ -66,26 +67,28 @@ PLAIN = {Leased: LEASED, Returned: RETURNED, Archived: ARCHIVED}
 class JournaledTable(Journaled):
     """Follows a core, and makes it again."""
 
-    def __init__(self, core: TableCore, owner: Any = None) -> None:
+    def __init__(self, core: TableCore, owner: object = None) -> None:
         super().__init__(core.name, core if owner is None else owner)
         if not isinstance(core.storage, MemoryStorage):
             raise InvalidValue(
                 "journal: only tables in memory have one; a database keeps what it stored by itself"
             )
-        self._lock = core.transaction
+        self._core = weakref.ref(core)
+        self._lock = core.storage.transaction
         self.replaying = TableReplay(self)
         self._priority = np.zeros(1)
 
     @property
     def core(self) -> TableCore:
         """The core of the table; only while its owner is there."""
-        core: TableCore = self.owner
+        core = self._core()
+        assert core is not None
         return core
 
     def saved_as(self) -> Member:
         return member_of(self.core)
 
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> threading.RLock:
         return self._lock()
 
     def describe(self) -> dict[str, Any]:
@@ -218,11 +221,11 @@ class JournaledTable(Journaled):
             )  # fmt: skip
         storage._items._capacity = core.capacity
 
-    def progress(self) -> Any:
+    def progress(self) -> tuple[int, ...]:
         block = self._block()
         return self.core.effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
 
-    def rewound(self, progress: Any) -> None:
+    def rewound(self, progress: tuple[int, ...]) -> None:
         """Effects and keys go on counting: those that were given out mean what they meant."""
         number, origin, counter = progress
         effects, block = self.core.effects, self._block()

@@ -6,7 +6,7 @@ import math
 from contextlib import suppress
 
 from recollect.base.clock import Clock
-from recollect.data.info import Lease, LeaseLike
+from recollect.base.leases import Lease, LeaseLike
 from recollect.errors import LeaseExpired
 from recollect.storage.base import Chosen
 from recollect.table.core import TableCore

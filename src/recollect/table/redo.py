@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from recollect.data.columns import Columns
 from recollect.data.ragged import Ragged
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_from_json
 from recollect.durability.journal.records import (
@@ -36,7 +37,7 @@ from recollect.durability.journal.records import (
 )
 from recollect.errors import JournalError
 from recollect.kernels import layout
-from recollect.storage.base import ONE_ROW, NewItems
+from recollect.storage.base import NewItems
 from recollect.storage.fields import _DTYPES, absent_of
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore

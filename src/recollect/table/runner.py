@@ -107,17 +107,25 @@ class Runner(ABC):
     def enter(self) -> None:
         """What every call does first under the lock."""
 
+    @abstractmethod
+    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
+        """Under the lock: try a verb, and tell those who follow what it changed.
+
+        Returns what the verb returned, and the number up to which `_settle` must make changes
+        safe, 0 where nobody follows. Where telling fails, the verb is undone.
+        """
+
     def run(self, verb: Verb[Result]) -> Result:
         """Run a verb in this thread, to its end."""
         tried, number = self._try(verb)
         if isinstance(tried, Blocked):
-            tried = self.gate.wait(
-                lambda: self._attempt(verb)[0],
+            tried, number = self.gate.wait(
+                lambda: self._again(verb),
                 tried, verb.room(self.gate), verb.timeout, verb.what(),
             )  # fmt: skip
-            number = self._number()
         try:
-            self._settle(number, verb, tried)
+            if number:
+                self._settle(number, verb.changed(tried))
             return verb.finish(tried)
         except BaseException:
             self._undo(verb, tried)
@@ -127,34 +135,28 @@ class Runner(ABC):
         """The same for a coroutine, which takes no thread."""
         tried, number = self._try(verb)
         if isinstance(tried, Blocked):
-            tried = await self.gate.wait_async(
-                lambda: self._attempt(verb)[0],
+            tried, number = await self.gate.wait_async(
+                lambda: self._again(verb),
                 tried, verb.room(self.gate), verb.timeout, verb.what(),
             )  # fmt: skip
-            number = self._number()
         try:
-            await self._settle_async(number, verb, tried)
+            if number:
+                await self._settle_async(number, verb.changed(tried))
             return verb.finish(tried)
         except BaseException:
             self._undo(verb, tried)
             raise
 
     def _try(self, verb: Verb[Any]) -> tuple[Any, int]:
-        """The first attempt: what it returned, and the number of the last change."""
+        """The first attempt."""
         with self.transaction():
             self.enter()
             return self._attempt(verb)
 
-    def _attempt(self, verb: Verb[Any]) -> tuple[Any, int]:
-        """Under the lock: try a verb, and tell others what it changed."""
-        tried = verb.attempt()
-        try:
-            self._tell()
-        except BaseException:  # a follower's: the caller gets that, and no result
-            if not isinstance(tried, Blocked):
-                verb.undo(tried)
-            raise
-        return tried, self._number()
+    def _again(self, verb: Verb[Any]) -> tuple[Any, int] | Blocked:
+        """A later attempt, which the gate makes under the lock."""
+        tried, number = self._attempt(verb)
+        return tried if isinstance(tried, Blocked) else (tried, number)
 
     def _undo(self, verb: Verb[Any], tried: Any) -> None:
         """What followed a change failed or was cancelled: undo of it what can be undone."""
@@ -169,13 +171,9 @@ class Runner(ABC):
         """Under the lock: tell those who follow of what has changed."""
 
     @abstractmethod
-    def _number(self) -> int:
-        """The number of the last change."""
-
-    @abstractmethod
-    def _settle(self, number: int, verb: Verb[Any], tried: Any) -> None:
+    def _settle(self, number: int, changed: bool) -> None:
         """Without the lock: return when changes up to a number are as safe as promised."""
 
     @abstractmethod
-    async def _settle_async(self, number: int, verb: Verb[Any], tried: Any) -> None:
+    async def _settle_async(self, number: int, changed: bool) -> None:
         """The same for a coroutine."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, time_span, whole
 from recollect.base.clock import Clock, SystemClock
+from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
 from recollect.data.batch import Batch
-from recollect.data.info import Lease, LeaseLike
 from recollect.data.schema import Column
 from recollect.errors import InvalidValue, QueryError, SchemaError
 from recollect.rules.limiters import Limiter, MinSize, Queue, Stack
@@ -40,7 +40,7 @@ from recollect.table.core import TableCore
 from recollect.table.draws import Sample, Take
 from recollect.table.effects import Follower
 from recollect.table.field_set import FieldSet
-from recollect.table.inserts import Insert, checked_insert
+from recollect.table.inserts import checked_insert
 from recollect.table.rule_set import RuleSet
 from recollect.table.runner import PlainVerb
 
@@ -159,9 +159,9 @@ class Table:
         >>> rc.Table.from_config({"name": "t", "capacity": 10, "sampler": "Fifo"}).sampler
         Fifo()
         """
-        from recollect.config import table_from_config
+        from recollect.base import registry
 
-        return table_from_config(config)
+        return registry.resolve("table_from_config", Table)(config)
 
     # -- inserting ------------------------------------------------------------------------------
     def insert(
@@ -192,8 +192,9 @@ class Table:
         >>> len(table), table.get(keys[:1])["x"]
         (2, array([1, 2]))
         """
-        return self.core.run(
-            self._insert(columns, shared, rows_per_item, priority, timeout, request, fields)
+        core = self.core
+        return core.run(
+            checked_insert(core, columns, shared, rows_per_item, priority, request, fields, timeout)
         )
 
     async def insert_async(
@@ -208,25 +209,10 @@ class Table:
         **fields: Any,
     ) -> Keys:
         """The same as `insert`, for asyncio."""
-        return await self.core.run_async(
-            self._insert(columns, shared, rows_per_item, priority, timeout, request, fields)
-        )
-
-    def _insert(
-        self,
-        columns: Mapping[str, Any],
-        shared: Mapping[str, Any] | None,
-        rows_per_item: Any,
-        priority: Any,
-        timeout: float | None,
-        request: Any,
-        fields: dict[str, Any],
-    ) -> Insert:
-        if timeout is not None:
-            timeout = time_span("timeout", timeout)
         core = self.core
-        new = checked_insert(core, columns, shared, rows_per_item, priority, request, fields)
-        return Insert(core, new, timeout)
+        return await core.run_async(
+            checked_insert(core, columns, shared, rows_per_item, priority, request, fields, timeout)
+        )
 
     # -- sampling -------------------------------------------------------------------------------
     def sample(
@@ -510,9 +496,16 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        from recollect.base.html import of_table
+        from recollect.base.html import closed
+        from recollect.table.table_html import of_table, some_items
 
-        return of_table(self)
+        core = self.core
+        if core.closed:
+            return closed(f"Table {self.name!r}")
+        stats, columns = self.stats(), self.columns
+        with core.transaction():
+            info = None if core.schemas.rows is None else some_items(core.storage)
+        return of_table(stats, self.sampler, self.remover, self.limiter, columns, info)
 
     # -- rules that may change while the table runs -----------------------------------------------
     @property

@@ -162,6 +162,7 @@ class Gate:
             self.alarms += 1
         for watcher in self._watchers.values():
             if watcher.until > deadline:
+                watcher.until = deadline  # it is told once
                 watcher.wake()
 
     def _time_turned(self) -> None:

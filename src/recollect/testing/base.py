@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
 from recollect.storage.base import Storage
+from recollect.table.table import Table
 from recollect.testing.cases import PLAIN, PRIORITIES, RICH, STATUSES, TAG_VALUES, TASKS
 from recollect.testing.model import Item
 from recollect.testing.pair import Pair
@@ -51,9 +51,9 @@ class StorageTests:
         self._made.append(storage)
         return storage
 
-    def table(self, name: str = "t", **options: Any) -> rc.Table:
+    def table(self, name: str = "t", **options: Any) -> Table:
         """A table on a new storage."""
-        return rc.Table(name, **{"capacity": 100, "storage": self.new_storage(), **options})
+        return Table(name, **{"capacity": 100, "storage": self.new_storage(), **options})
 
     def pair(self, *, rich: bool = True, **rules: Any) -> Pair:
         """A table on a new storage, and its model."""

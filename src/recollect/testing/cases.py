@@ -8,7 +8,21 @@ from typing import Any
 
 import numpy as np
 
-import recollect as rc
+from recollect.data.schema import Column
+from recollect.rules.query import field, parse
+from recollect.rules.selectors import (
+    Fifo,
+    FreshestFirst,
+    Largest,
+    Lifo,
+    Linear,
+    Mixed,
+    Prioritized,
+    Selector,
+    Smallest,
+    StalestFirst,
+    Uniform,
+)
 from recollect.testing.model import Item, Predicate
 
 TASKS = ("math", "code", "chat", None)
@@ -22,53 +36,53 @@ TAG_VALUES: dict[str, tuple[Any, ...]] = {
 }
 PRIORITIES = (0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 7.5)
 
-PLAIN = {"x": rc.Column("int64")}
+PLAIN = {"x": Column("int64")}
 RICH = {
-    "x": rc.Column("int64"),
-    "obs": rc.Column("float32", (3,)),
-    "tokens": rc.Column("int32", ragged=True),
-    "text": rc.Column("str", optional=True),
-    "image": rc.Column("uint8", (2,), optional=True),
+    "x": Column("int64"),
+    "obs": Column("float32", (3,)),
+    "tokens": Column("int32", ragged=True),
+    "text": Column("str", optional=True),
+    "image": Column("uint8", (2,), optional=True),
 }
-SHARED = {"prompt": rc.Column("str", shared=True)}
-OPTIONAL_SHARED = {"prompt": rc.Column("str", shared=True, optional=True)}
+SHARED = {"prompt": Column("str", shared=True)}
+OPTIONAL_SHARED = {"prompt": Column("str", shared=True, optional=True)}
 
-ORDERS: list[rc.Selector] = [
-    rc.Fifo(),
-    rc.Lifo(),
-    rc.StalestFirst(),
-    rc.FreshestFirst(),
-    *(rc.Smallest(name) for name in ("priority", "version", "times_sampled", "score", "nbytes")),
-    *(rc.Largest(name) for name in ("priority", "version", "level", "hard", "rows", "key")),
-    rc.Smallest("inserted_at"),
-    rc.Largest("inserted_at"),
-    rc.Largest("times_sampled"),
-    rc.Largest("seq"),
+ORDERS: list[Selector] = [
+    Fifo(),
+    Lifo(),
+    StalestFirst(),
+    FreshestFirst(),
+    *(Smallest(name) for name in ("priority", "version", "times_sampled", "score", "nbytes")),
+    *(Largest(name) for name in ("priority", "version", "level", "hard", "rows", "key")),
+    Smallest("inserted_at"),
+    Largest("inserted_at"),
+    Largest("times_sampled"),
+    Largest("seq"),
 ]
-CHANCES: list[rc.Selector] = [
-    rc.Uniform(),
-    rc.Prioritized(),
-    rc.Prioritized(alpha=1.0, beta=1.0, stratified=False, normalize=None),
-    rc.Prioritized(alpha=0.0, beta=rc.Linear(0.4, 1.0, 10), normalize="table"),
-    rc.Prioritized(alpha=2.0, normalize="table"),
-    rc.Prioritized(alpha=1.0, half_life=2.0),
-    rc.Prioritized(half_life=0.5, normalize="table", stratified=False),
+CHANCES: list[Selector] = [
+    Uniform(),
+    Prioritized(),
+    Prioritized(alpha=1.0, beta=1.0, stratified=False, normalize=None),
+    Prioritized(alpha=0.0, beta=Linear(0.4, 1.0, 10), normalize="table"),
+    Prioritized(alpha=2.0, normalize="table"),
+    Prioritized(alpha=1.0, half_life=2.0),
+    Prioritized(half_life=0.5, normalize="table", stratified=False),
 ]
-MIXTURES: list[rc.Selector] = [
-    rc.Mixed(((rc.Lifo(), 0.5), (rc.Uniform(), 0.5))),
-    rc.Mixed(((rc.Prioritized(), 0.7), (rc.Fifo(), 0.3))),
-    rc.Mixed(((rc.Smallest("priority"), 0.6), (rc.Largest("version"), 0.4))),
-    rc.Mixed(((rc.Uniform(), 1), (rc.Prioritized(alpha=1.0), 1), (rc.StalestFirst(), 1))),
+MIXTURES: list[Selector] = [
+    Mixed(((Lifo(), 0.5), (Uniform(), 0.5))),
+    Mixed(((Prioritized(), 0.7), (Fifo(), 0.3))),
+    Mixed(((Smallest("priority"), 0.6), (Largest("version"), 0.4))),
+    Mixed(((Uniform(), 1), (Prioritized(alpha=1.0), 1), (StalestFirst(), 1))),
 ]
-REMOVERS: list[rc.Selector] = [
-    rc.Fifo(),
-    rc.Lifo(),
-    rc.Smallest("priority"),
-    rc.Largest("times_sampled"),
-    rc.StalestFirst(),
-    rc.Uniform(),
-    rc.Prioritized(alpha=1.0),
-    rc.Mixed(((rc.Smallest("score"), 0.5), (rc.Fifo(), 0.5))),
+REMOVERS: list[Selector] = [
+    Fifo(),
+    Lifo(),
+    Smallest("priority"),
+    Largest("times_sampled"),
+    StalestFirst(),
+    Uniform(),
+    Prioritized(alpha=1.0),
+    Mixed(((Smallest("score"), 0.5), (Fifo(), 0.5))),
 ]
 # Text that would do harm in a language that a storage might write its queries in.
 HOSTILE = (
@@ -109,38 +123,38 @@ def _number(name: str, holds: Callable[[Any], bool]) -> Predicate:
 
 
 QUERIES = [
-    Case(rc.field("task") == "math", lambda i: i.value("task") == "math"),
-    Case(rc.field("task") != "math", lambda i: i.value("task") != "math"),
-    Case(rc.field("task") == None, lambda i: i.value("task") is None),  # noqa: E711
-    Case(rc.field("status") != None, lambda i: i.value("status") is not None),  # noqa: E711
-    Case(rc.field("task").isin(["math", "code"]), lambda i: i.value("task") in ("math", "code")),
-    Case(rc.field("kind") == "", lambda i: i.value("kind") == ""),
-    Case(rc.field("hard") == True, lambda i: i.value("hard") is True),  # noqa: E712
-    Case(rc.field("hard") != False, lambda i: i.value("hard") is not False),  # noqa: E712
-    Case(rc.field("score") > 0.2, _number("score", lambda v: v > 0.2)),
-    Case(~(rc.field("score") > 0.2), lambda i: not _number("score", lambda v: v > 0.2)(i)),
-    Case(rc.field("score").between(-0.5, 0.25), _number("score", lambda v: -0.5 <= v <= 0.25)),
-    Case(rc.field("level") >= 0.5, _number("level", lambda v: v >= 1)),
-    Case(rc.field("level").isin([-2, 7, 10**30]), _number("level", lambda v: v in (-2, 7))),
-    Case(rc.field("version") < 2, _number("version", lambda v: v < 2)),
-    Case(rc.field("version") <= 2**63, _number("version", lambda v: True)),
-    Case(rc.field("priority") >= 1, lambda i: i.value("priority") >= 1),
-    Case(rc.field("times_sampled") == 0, lambda i: i.times_sampled == 0),
-    Case(rc.field("rows") > 1, lambda i: len(i.rows) > 1),
-    Case(rc.field("nbytes") < 40, lambda i: i.nbytes < 40),
+    Case(field("task") == "math", lambda i: i.value("task") == "math"),
+    Case(field("task") != "math", lambda i: i.value("task") != "math"),
+    Case(field("task") == None, lambda i: i.value("task") is None),  # noqa: E711
+    Case(field("status") != None, lambda i: i.value("status") is not None),  # noqa: E711
+    Case(field("task").isin(["math", "code"]), lambda i: i.value("task") in ("math", "code")),
+    Case(field("kind") == "", lambda i: i.value("kind") == ""),
+    Case(field("hard") == True, lambda i: i.value("hard") is True),  # noqa: E712
+    Case(field("hard") != False, lambda i: i.value("hard") is not False),  # noqa: E712
+    Case(field("score") > 0.2, _number("score", lambda v: v > 0.2)),
+    Case(~(field("score") > 0.2), lambda i: not _number("score", lambda v: v > 0.2)(i)),
+    Case(field("score").between(-0.5, 0.25), _number("score", lambda v: -0.5 <= v <= 0.25)),
+    Case(field("level") >= 0.5, _number("level", lambda v: v >= 1)),
+    Case(field("level").isin([-2, 7, 10**30]), _number("level", lambda v: v in (-2, 7))),
+    Case(field("version") < 2, _number("version", lambda v: v < 2)),
+    Case(field("version") <= 2**63, _number("version", lambda v: True)),
+    Case(field("priority") >= 1, lambda i: i.value("priority") >= 1),
+    Case(field("times_sampled") == 0, lambda i: i.times_sampled == 0),
+    Case(field("rows") > 1, lambda i: len(i.rows) > 1),
+    Case(field("nbytes") < 40, lambda i: i.nbytes < 40),
     Case(
-        (rc.field("task") == "math") & (rc.field("status") == "done"),
+        (field("task") == "math") & (field("status") == "done"),
         lambda i: i.value("task") == "math" and i.value("status") == "done",
     ),
     Case(
-        (rc.field("task") == "math") & ((rc.field("score") < 0) | (rc.field("level") == 7)),
+        (field("task") == "math") & ((field("score") < 0) | (field("level") == 7)),
         lambda i: (
             i.value("task") == "math"
             and (_number("score", lambda v: v < 0)(i) or i.value("level") == 7)
         ),
     ),
     Case(
-        rc.parse("task = 'math' and not (score > 0.2 or hard = true)"),
+        parse("task = 'math' and not (score > 0.2 or hard = true)"),
         lambda i: (
             i.value("task") == "math"
             and not (_number("score", lambda v: v > 0.2)(i) or i.value("hard") is True)
@@ -150,7 +164,7 @@ QUERIES = [
         i.value("task") == "code" and _number("score", lambda v: v > 0)(i)
     )),
     Case({"level": {"absent": True}}, lambda i: i.value("level") is None),
-    Case(rc.field("task").isin([]), lambda i: False),
+    Case(field("task").isin([]), lambda i: False),
 ]  # fmt: skip
 
 

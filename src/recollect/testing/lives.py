@@ -9,8 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.rules.selectors import ages
+from recollect.data.schema import Column
+from recollect.errors import LeaseExpired, RecollectError
+from recollect.rules.limiters import Limiter, MinSize, Queue, SampleToInsertRatio, Stack
+from recollect.rules.query import Query, field
+from recollect.rules.selectors import Selector, ages
 from recollect.storage.base import Storage
 from recollect.testing.cases import (
     CHANCES,
@@ -36,29 +39,29 @@ PARTITIONS: list[tuple[str, ...]] = [
 
 def live(seed: int, steps: int, storage: Storage, capacities: Sequence[int] = ()) -> None:
     """Let a table live for some steps; a failure shows the seed and the last calls."""
-    life = Life(seed, storage, capacities)
+    life = RandomLife(seed, storage, capacities)
     with life.pair.explaining(f"seed {seed}"):
         life.run(steps)
 
 
-def choose_selector(rng: random.Random) -> rc.Selector:
+def choose_selector(rng: random.Random) -> Selector:
     return rng.choice(rng.choice([ORDERS, ORDERS, CHANCES, MIXTURES]))
 
 
-def choose_limiter(rng: random.Random, capacity: int) -> rc.Limiter:
+def choose_limiter(rng: random.Random, capacity: int) -> Limiter:
     match rng.randrange(6):
         case 0:
             size = rng.randint(1, capacity)
-            return rng.choice([rc.Queue, rc.Stack])(size)
+            return rng.choice([Queue, Stack])(size)
         case 1:
             ratio = rng.choice([0.5, 1, 2, 1.5])
-            return rc.SampleToInsertRatio(ratio, rng.randint(1, min(3, capacity)), 6)
+            return SampleToInsertRatio(ratio, rng.randint(1, min(3, capacity)), 6)
         case 2:
-            return rc.SampleToInsertRatio(1.0, 1, (-4.0, 8.0))
-    return rc.MinSize(rng.randint(0, min(3, capacity)))
+            return SampleToInsertRatio(1.0, 1, (-4.0, 8.0))
+    return MinSize(rng.randint(0, min(3, capacity)))
 
 
-class Life:
+class RandomLife:
     """One table with random rules, and random calls on it."""
 
     def __init__(self, seed: int, storage: Storage, capacities: Sequence[int] = ()) -> None:
@@ -66,7 +69,7 @@ class Life:
         self.serial = 0
         capacity = rng.choice(list(capacities) or [1, 2, 3, 5, 8, 8, 20, 40, 300])
         rich = rng.random() < 0.7
-        shared: dict[str, rc.Column] = rng.choice([{}, SHARED, OPTIONAL_SHARED]) if rich else {}
+        shared: dict[str, Column] = rng.choice([{}, SHARED, OPTIONAL_SHARED]) if rich else {}
         per_item = 60 if rich else 8
         bound = None if rng.random() < 0.6 else max(150, capacity * per_item // 2)
         self.pair = Pair(
@@ -77,7 +80,7 @@ class Life:
             capacity_bytes=bound,
             sampler=choose_selector(rng),
             remover=choose_selector(rng),
-            limiter=choose_limiter(rng, capacity) if rng.random() < 0.6 else rc.MinSize(1),
+            limiter=choose_limiter(rng, capacity) if rng.random() < 0.6 else MinSize(1),
             max_times_sampled=rng.choice([0, 0, 1, 2, 3]),
             partition_by=rng.choice(PARTITIONS),
             signature=rich,
@@ -109,7 +112,7 @@ class Life:
         self.pair.check_held()
 
     # -- what calls are given ---------------------------------------------------------------------
-    def cell(self, column: rc.Column, serial: int) -> Any:
+    def cell(self, column: Column, serial: int) -> Any:
         rng = self.rng
         if column.optional and rng.random() < 0.5:
             return None
@@ -177,36 +180,36 @@ class Life:
         self.pair.say(f"  where {query}")
         return query, holds
 
-    def equality(self, name: str) -> tuple[rc.Query, Predicate]:
+    def equality(self, name: str) -> tuple[Query, Predicate]:
         rng = self.rng
         choices = self.values(name)
         values = [v for v in choices if v is not None]
         if rng.random() < 0.3:
             some = rng.sample(values, rng.randint(0, len(values)))
-            return rc.field(name).isin(some), lambda item: item.value(name) in some
+            return field(name).isin(some), lambda item: item.value(name) in some
         value = rng.choice(choices)
-        return rc.field(name) == value, lambda item: item.value(name) == value
+        return field(name) == value, lambda item: item.value(name) == value
 
-    def condition(self) -> tuple[rc.Query, Predicate]:
+    def condition(self) -> tuple[Query, Predicate]:
         rng = self.rng
         match rng.randrange(7):
             case 0:
                 return self.equality(rng.choice(["task", "status", "kind", "hard", "level"]))
             case 1:
                 low = rng.choice([0.0, 0.2, 1.0])
-                return rc.field("priority") > low, lambda i: i.value("priority") > low
+                return field("priority") > low, lambda i: i.value("priority") > low
             case 2:
                 most = rng.randint(0, 3)
-                return rc.field("times_sampled") <= most, lambda i: i.times_sampled <= most
+                return field("times_sampled") <= most, lambda i: i.times_sampled <= most
             case 3:
                 version = rng.randint(0, 4)
                 return (
-                    rc.field("version") < version,
+                    field("version") < version,
                     lambda i: i.value("version") is not None and i.value("version") < version,
                 )
             case 4:
                 return (
-                    rc.field("score").between(0, 1) | (rc.field("level") >= 1),
+                    field("score").between(0, 1) | (field("level") >= 1),
                     lambda i: (
                         (i.value("score") is not None and 0 <= i.value("score") <= 1)
                         or (i.value("level") is not None and i.value("level") >= 1)
@@ -214,9 +217,9 @@ class Life:
                 )
             case 5:
                 key = rng.choice(self.model.items).key if self.model.items else 3
-                return rc.field("key") != key, lambda i: i.key != key
+                return field("key") != key, lambda i: i.key != key
         size = rng.randint(0, 60)
-        return (rc.field("nbytes") > size) & (rc.field("rows") >= 1), lambda i: i.nbytes > size
+        return (field("nbytes") > size) & (field("rows") >= 1), lambda i: i.nbytes > size
 
     def keys(self) -> list[int]:
         """Keys of stored items, now and then with duplicates and with ones that have gone."""
@@ -295,7 +298,7 @@ class Life:
     def settle_lease(self) -> None:
         rng, model, table = self.rng, self.model, self.table
         if not model.leases or rng.random() < 0.1:
-            with pytest.raises(rc.LeaseExpired):
+            with pytest.raises(LeaseExpired):
                 rng.choice([table.confirm, table.give_back])(999_999)
             return
         number = rng.choice(list(model.leases))
@@ -351,9 +354,9 @@ class Life:
         model = self.model
         if model.inserts and len(model.columns) <= 7:
             column = self.rng.choice([
-                rc.Column("float64", (2,), optional=True),
-                rc.Column("int16", ragged=True, optional=True),
-                rc.Column("str", optional=True),
+                Column("float64", (2,), optional=True),
+                Column("int16", ragged=True, optional=True),
+                Column("str", optional=True),
             ])  # fmt: skip
             self.pair.add_column(f"more{len(model.columns)}", column)
 
@@ -410,7 +413,7 @@ class Life:
             lambda: insert({**given, "x": given["x"].astype(np.float32)}),
             lambda: insert({**given, "x": given["x"][:1]} if len(columns) > 1 else {}),
             lambda: table.sample(0),
-            lambda: table.sample(1, where=rc.field("unknown") == 1),
+            lambda: table.sample(1, where=field("unknown") == 1),
             lambda: table.take(1, lease=-1.0),
             lambda: table.update([1], priority=[1.0, 2.0]),
             lambda: table.update([1], key=3),
@@ -420,7 +423,7 @@ class Life:
         ]
         if self.model.inserts == 0:  # the first insert may still name any columns
             calls = calls[:5] + calls[9:]
-        with pytest.raises(rc.RecollectError):
+        with pytest.raises(RecollectError):
             self.rng.choice(calls)()
 
 

@@ -13,11 +13,15 @@ from typing import Any
 
 import numpy as np
 
-import recollect as rc
-from recollect.rules.selectors import Ordered
+from recollect.data.batch import Batch
+from recollect.data.info import Info
+from recollect.data.schema import Column
+from recollect.errors import NeverPossible, WaitTimeout
+from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.testing.limiter_model import LimiterModel
 
 Predicate = Callable[["Item"], bool]
-NEVER, BLOCKED, GO = rc.NeverPossible, rc.WaitTimeout, None
+NEVER, BLOCKED, GO = NeverPossible, WaitTimeout, None
 
 
 @dataclass(eq=False)
@@ -50,7 +54,7 @@ class HeldLease:
     deadline: float
 
 
-def size_of(column: rc.Column, cell: Any) -> int:
+def size_of(column: Column, cell: Any) -> int:
     """Bytes of payload in a cell."""
     if cell is None:
         return 0
@@ -59,23 +63,21 @@ def size_of(column: rc.Column, cell: Any) -> int:
     return column.size * (len(cell) if column.ragged else 1)
 
 
-@dataclass
-class Model:
+@dataclass(kw_only=True)
+class Model(LimiterModel):
+    """A table as a list of items."""
+
     capacity: int
     capacity_bytes: int | None
-    sampler: rc.Selector
-    remover: rc.Selector
-    limiter: rc.Limiter
+    sampler: Selector
+    remover: Selector
     max_times_sampled: int
-    columns: dict[str, rc.Column]
-    shared_columns: dict[str, rc.Column]
+    columns: dict[str, Column]
+    shared_columns: dict[str, Column]
     tags: Sequence[str] = ()
     items: list[Item] = field(default_factory=list)
     leases: dict[int, HeldLease] = field(default_factory=dict)
     requests: dict[Any, list[int]] = field(default_factory=dict)
-    inserts: int = 0
-    samples: int = 0
-    removals: int = 0
     sample_calls: int = 0
     arrivals: int = 0
     now: float = 0.0
@@ -90,6 +92,10 @@ class Model:
     def bound(self) -> float:
         return math.inf if self.capacity_bytes is None else self.capacity_bytes
 
+    @property
+    def leased(self) -> int:
+        return sum(len(held.items) for held in self.leases.values())
+
     def find(self, key: int) -> Item | None:
         return next((item for item in self.items if item.key == key), None)
 
@@ -100,65 +106,6 @@ class Model:
         item.nbytes = sum(
             size_of(column, row[name]) for row in item.rows for name, column in self.columns.items()
         ) + sum(size_of(c, item.shared[name]) for name, c in self.shared_columns.items())
-
-    # -- limiter --------------------------------------------------------------------------------
-    def may_insert(self, k: int) -> bool:
-        size, limiter = self.inserts + k - self.removals, self.limiter
-        if isinstance(limiter, rc.Queue):
-            return size <= limiter.size
-        if isinstance(limiter, rc.SampleToInsertRatio):
-            difference = (self.inserts + k) * limiter.ratio - self.samples
-            return size <= limiter.min_size or difference <= limiter.bounds[1]
-        return True
-
-    def may_sample(self, k: int) -> bool:
-        size, limiter = self.inserts - self.removals, self.limiter
-        if isinstance(limiter, rc.Queue):
-            return size >= k
-        if isinstance(limiter, rc.SampleToInsertRatio):
-            difference = self.inserts * limiter.ratio - self.samples - k
-            return size >= limiter.min_size and difference >= limiter.bounds[0]
-        assert isinstance(limiter, rc.MinSize)
-        return size >= limiter.min_size
-
-    def never_sampled(self, k: int) -> bool:
-        if isinstance(self.limiter, rc.Queue):
-            return k > self.limiter.size
-        if isinstance(self.limiter, rc.SampleToInsertRatio):
-            return k > self.limiter.bounds[1] - self.limiter.bounds[0]
-        return False
-
-    def never_inserted(self, k: int) -> bool:
-        limiter = self.limiter
-        if isinstance(limiter, rc.Queue):
-            return k > limiter.size
-        if isinstance(limiter, rc.SampleToInsertRatio):
-            low, high = limiter.bounds
-            return k * limiter.ratio > high - low
-        return False
-
-    @property
-    def leased(self) -> int:
-        return sum(len(held.items) for held in self.leases.values())
-
-    def stuck_insert(self, k: int) -> bool:
-        """It may not go, nothing may be sampled, and no lease that is confirmed helps."""
-        if self.may_insert(k) or not isinstance(self.limiter, rc.SampleToInsertRatio):
-            return False
-        size = self.inserts + k - self.removals
-        return not self.may_sample(1) and size - self.leased > self.limiter.min_size
-
-    def stuck_sample(self, k: int) -> bool:
-        """It may not go, nothing may be inserted, and no lease that ends helps."""
-        if not isinstance(self.limiter, rc.SampleToInsertRatio) or self.may_sample(k):
-            return False
-        if self.may_insert(1):
-            return False
-        size = self.inserts + 1 - self.removals
-        self.samples -= self.leased
-        given_back = self.may_sample(k)
-        self.samples += self.leased
-        return not given_back and size - self.leased > self.limiter.min_size
 
     # -- what would happen ----------------------------------------------------------------------
     def insert_outcome(self, new: list[Item]) -> Any:
@@ -228,7 +175,7 @@ class Model:
 
         return sorted(items, key=place)
 
-    def weigh(self, selector: rc.Prioritized, items: list[Item]) -> list[float]:
+    def weigh(self, selector: Prioritized, items: list[Item]) -> list[float]:
         weights = [i.fields["priority"] ** selector.alpha for i in items]
         weights = [
             w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items, strict=True)
@@ -240,19 +187,19 @@ class Model:
             weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages, strict=True)]
         return weights
 
-    def chances(self, selector: rc.Selector, items: list[Item]) -> dict[int, float]:
+    def chances(self, selector: Selector, items: list[Item]) -> dict[int, float]:
         """The probability of each item in one draw, by key."""
         weights = [1.0] * len(items)
-        if isinstance(selector, rc.Prioritized):
+        if isinstance(selector, Prioritized):
             weights = self.weigh(selector, items)
             if not any(weights):
                 weights = [1.0] * len(items)
         total = math.fsum(weights)
         return {item.key: w / total for item, w in zip(items, weights, strict=True)}
 
-    def shares(self, role: str, selector: rc.Selector, n: int) -> list[tuple[rc.Selector, int]]:
+    def shares(self, role: str, selector: Selector, n: int) -> list[tuple[Selector, int]]:
         """How many of n items each selector of a mixture gets; what rounding owes is kept."""
-        if not isinstance(selector, rc.Mixed):
+        if not isinstance(selector, Mixed):
             return [(selector, n)]
         parts = selector.selectors
         owed = self.credits.setdefault((role, selector), [0.0] * len(parts))
@@ -321,7 +268,7 @@ class Model:
         assert after <= self.bound
         if len(gone) > over:  # the last one to go was needed
             assert any(after + item.nbytes > self.bound for item in gone)
-        if isinstance(self.remover, rc.Prioritized):
+        if isinstance(self.remover, Prioritized):
             stayed = [i for i in self.visible() if i not in gone and i not in kept]
             if any(i.fields["priority"] == 0 for i in gone):
                 assert not any(i.fields["priority"] > 0 for i in stayed)
@@ -331,14 +278,14 @@ class Model:
         self.items = [item for item in self.items if item not in items]
 
     # -- sampling -------------------------------------------------------------------------------
-    def sample(self, n: int, where: Predicate | None, replace: bool, info: rc.Info) -> list[Item]:
+    def sample(self, n: int, where: Predicate | None, replace: bool, info: Info) -> list[Item]:
         """Check what a sample drew, and count it; returns the items in the batch's order."""
         size = len(self.items)
         pool = self.visible(where)
         start = list(pool)
         drawn: list[Item] = []
         sequential: list[float] = []
-        owners: list[rc.Selector] = []
+        owners: list[Selector] = []
         for selector, count in self.shares("sampler", self.sampler, n):
             keys = [int(key) for key in info.keys[len(drawn) : len(drawn) + count]]
             candidates = [i for i in pool if replace or i not in drawn]
@@ -367,7 +314,7 @@ class Model:
 
     def _drawn(
         self,
-        selector: rc.Selector,
+        selector: Selector,
         keys: list[int],
         candidates: list[Item],
         pool: list[Item],
@@ -401,24 +348,24 @@ class Model:
         start: list[Item],
         replace: bool,
         sequential: list[float],
-        owners: list[rc.Selector],
-        info: rc.Info,
+        owners: list[Selector],
+        info: Info,
     ) -> None:
         selector = self.sampler
         assert np.isfinite(info.probability).all()
         assert np.isfinite(info.weights).all()
-        if isinstance(selector, rc.Mixed):
+        if isinstance(selector, Mixed):
             if replace and not self.max_times_sampled:
                 self._check_mixture(selector, drawn, start, owners, info)
             return
         np.testing.assert_allclose(info.probability, sequential, rtol=1e-9, atol=1e-250)
-        if not isinstance(selector, rc.Prioritized):
+        if not isinstance(selector, Prioritized):
             assert (info.weights == 1.0).all()
             return
         if selector.normalize == "table" and (self.max_times_sampled or not replace):
             return
         beta = selector.beta
-        beta = beta.at(self.sample_calls) if isinstance(beta, rc.Linear) else beta
+        beta = beta.at(self.sample_calls) if isinstance(beta, Linear) else beta
         weights = (len(start) * np.array(sequential)) ** -beta
         if selector.normalize == "batch":
             weights /= weights.max()
@@ -429,11 +376,11 @@ class Model:
 
     def _check_mixture(
         self,
-        mixture: rc.Mixed,
+        mixture: Mixed,
         drawn: list[Item],
         start: list[Item],
-        owners: list[rc.Selector],
-        info: rc.Info,
+        owners: list[Selector],
+        info: Info,
     ) -> None:
         """A chance adds its share of the probability, an order its whole share to its own."""
         expected = np.zeros(len(drawn))
@@ -446,7 +393,7 @@ class Model:
         np.testing.assert_allclose(info.probability, expected, rtol=1e-9)
 
     # -- taking and leases ----------------------------------------------------------------------
-    def take(self, n: int, where: Predicate | None, info: rc.Info) -> list[Item]:
+    def take(self, n: int, where: Predicate | None, info: Info) -> list[Item]:
         """Check what a take chose; returns the items, which are still there."""
         assert info.table_size == len(self.items)
         candidates = self.visible(where)
@@ -497,7 +444,7 @@ class Model:
         self.remove(list(self.items))
 
     # -- comparing ------------------------------------------------------------------------------
-    def check_batch(self, batch: rc.Batch, items: list[Item]) -> None:
+    def check_batch(self, batch: Batch, items: list[Item]) -> None:
         """Every cell and field of a batch is that of the items."""
         info = batch.info
         assert info.keys.tolist() == [item.key for item in items]
@@ -523,7 +470,7 @@ class Model:
             check_column(name, column, batch.shared, [item.shared[name] for item in items])
 
 
-def check_column(name: str, column: rc.Column, batch: Any, cells: list[Any]) -> None:
+def check_column(name: str, column: Column, batch: Any, cells: list[Any]) -> None:
     """A column of a batch has these cells, None where absent."""
     data = batch.columns[name]
     present = [cell is not None for cell in cells]

@@ -9,18 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.rules.selectors import ages
+from recollect.base.clock import ManualClock
+from recollect.data.batch import Batch
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column
+from recollect.errors import InvalidValue, RecollectError
+from recollect.rules.limiters import MinSize
+from recollect.rules.selectors import Fifo, Uniform, ages
 from recollect.storage.base import Storage
+from recollect.table.effects import Effect, Inserted, Removed
+from recollect.table.table import Table
 from recollect.testing.cases import TAGS
 from recollect.testing.model import BLOCKED, GO, NEVER, Item, Model, Predicate, size_of
 
 RULES: dict[str, Any] = {
     "capacity": 40,
     "capacity_bytes": None,
-    "sampler": rc.Uniform(),
-    "remover": rc.Fifo(),
-    "limiter": rc.MinSize(1),
+    "sampler": Uniform(),
+    "remover": Fifo(),
+    "limiter": MinSize(1),
     "max_times_sampled": 0,
 }
 
@@ -32,14 +39,14 @@ class Followed:
         self.keys: set[int] = set()
         self.number = 0
 
-    def follow(self, effect: rc.Effect) -> None:
+    def follow(self, effect: Effect) -> None:
         assert effect.number > self.number, "effects are numbered upwards"
         self.number = effect.number
         keys = set(effect.keys.tolist())
-        if isinstance(effect, rc.Inserted):
+        if isinstance(effect, Inserted):
             assert not keys & self.keys
             self.keys |= keys
-        elif isinstance(effect, rc.Removed):
+        elif isinstance(effect, Removed):
             assert keys <= self.keys
             self.keys -= keys
             effect.items.read()
@@ -54,8 +61,8 @@ class Pair:
     def __init__(
         self,
         storage: Storage,
-        columns: dict[str, rc.Column],
-        shared: dict[str, rc.Column],
+        columns: dict[str, Column],
+        shared: dict[str, Column],
         *,
         partition_by: tuple[str, ...] = (),
         seed: int = 0,
@@ -65,12 +72,12 @@ class Pair:
     ) -> None:
         rules = {**RULES, **rules}
         self.calls: list[str] = []
-        self.clock = rc.ManualClock(100.0)
-        self.held: list[tuple[rc.Batch, rc.Batch]] = []
+        self.clock = ManualClock(100.0)
+        self.held: list[tuple[Batch, Batch]] = []
         self.past_keys: list[int] = []
         self.partition_by = partition_by
         self.say(f"Table({rules}, partition_by={partition_by}, shared={list(shared)})")
-        self.table = rc.Table(
+        self.table = Table(
             "t",
             **rules,
             tags=TAGS,
@@ -106,7 +113,7 @@ class Pair:
         return item
 
     def given(
-        self, columns: dict[str, rc.Column], cells: list[dict[str, Any]], *, leave_out: bool = False
+        self, columns: dict[str, Column], cells: list[dict[str, Any]], *, leave_out: bool = False
     ) -> dict[str, Any]:
         """Cells as a caller gives them; an optional column without any may be left out."""
         given: dict[str, Any] = {}
@@ -145,7 +152,7 @@ class Pair:
         shared = self.given(model.shared_columns, [i.shared for i in items], leave_out=leave_out)
         expected = model.insert_outcome(items)
         if ages(model.sampler, model.remover) and any(i.fields["version"] is None for i in items):
-            expected = rc.InvalidValue
+            expected = InvalidValue
         self.say(
             f"insert {len(items)} rows={per_item} priority={priority} {fields} {request} "
             f"-> {expected}"
@@ -181,7 +188,7 @@ class Pair:
         expected = model.sample_outcome(n, holds, replace)
         self.say(f"sample {n} replace={replace} -> {expected}")
 
-        def call() -> rc.Batch:
+        def call() -> Batch:
             return self.table.sample(n, where=query, replace=replace, timeout=0)
 
         batch = self.attempt(expected, call)
@@ -297,7 +304,7 @@ class Pair:
             )
 
         if clash or not fits:
-            with pytest.raises(rc.RecollectError):
+            with pytest.raises(RecollectError):
                 call()
             return
         assert call().tolist() == [model.find(key) is not None for key in keys]
@@ -307,7 +314,7 @@ class Pair:
         for item in items:
             model.measure(item)
 
-    def add_column(self, name: str, column: rc.Column) -> None:
+    def add_column(self, name: str, column: Column) -> None:
         self.say(f"add_column {name} {column}")
         ragged = {"ragged": True} if column.ragged and column.kind == "array" else {}
         self.table.add_column(name, column.dtype, column.shape, **ragged)
@@ -321,7 +328,7 @@ class Pair:
         self.say(f"{which} = {rule}")
         unaged = any(i.fields["version"] is None for i in self.model.items)
         if which != "limiter" and ages(rule) and unaged:
-            with pytest.raises(rc.InvalidValue):
+            with pytest.raises(InvalidValue):
                 setattr(self.table, which, rule)
             return
         setattr(self.table, which, rule)
@@ -345,13 +352,13 @@ class Pair:
             expected[single] = expected.get(single, 0) + 1
         assert self.table.counts(*fields) == expected, fields
 
-    def hold(self, batch: rc.Batch) -> None:
+    def hold(self, batch: Batch) -> None:
         """Keep a batch and a copy of it, to see later whether somebody wrote into it."""
         if len(self.held) < 5:
-            copy = rc.Batch.from_arrow(batch.to_arrow())
+            copy = Batch.from_arrow(batch.to_arrow())
             columns = {n: _copied(c) for n, c in copy.columns.items()}
             shared = {n: _copied(c) for n, c in copy.shared.columns.items()}
-            copy = rc.Batch._make(columns, copy.info, shared, copy._present, copy._shared_present)
+            copy = Batch._make(columns, copy.info, shared, copy.present, copy.shared.present)
             copy.info.__dict__["keys"] = copy.info.keys.copy()
             copy.info.__dict__["times_sampled"] = copy.info.times_sampled.copy()
             self.held.append((batch, copy))
@@ -398,6 +405,6 @@ class Pair:
 
 
 def _copied(column: Any) -> Any:
-    if isinstance(column, rc.Ragged):
-        return rc.Ragged._make(column.values.copy(), column.offsets.copy(), column.kind)
+    if isinstance(column, Ragged):
+        return Ragged._make(column.values.copy(), column.offsets.copy(), column.kind)
     return column.copy()

@@ -8,8 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.errors import SnapshotError
+from recollect.data.ragged import Ragged
+from recollect.data.schema import Column
+from recollect.errors import InvalidValue, SchemaError, SnapshotError
+from recollect.rules.query import field
+from recollect.rules.selectors import Fifo, Prioritized, Smallest
+from recollect.store import Store
 from recollect.testing.base import StorageTests
 
 NUMBERS = (
@@ -43,12 +47,12 @@ class PayloadTests(StorageTests):
 
     def test_ragged_text_bytes_nested_and_absent_cells_come_back(self) -> None:
         signature = {
-            "obs": {"speed": rc.Column("float32"), "map": rc.Column("uint8", (2, 2))},
-            "tokens": rc.Column("int32", ragged=True),
-            "frames": rc.Column("float16", (2,), ragged=True),
-            "text": rc.Column("str", optional=True),
-            "raw": rc.Column("bytes"),
-            "image": rc.Column("uint8", (3,), optional=True),
+            "obs": {"speed": Column("float32"), "map": Column("uint8", (2, 2))},
+            "tokens": Column("int32", ragged=True),
+            "frames": Column("float16", (2,), ragged=True),
+            "text": Column("str", optional=True),
+            "raw": Column("bytes"),
+            "image": Column("uint8", (3,), optional=True),
         }
         grid = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
         rows: dict[str, Any] = {
@@ -72,7 +76,7 @@ class PayloadTests(StorageTests):
         assert batch["image"][1].tolist() == [1, 2, 3]
 
     def test_items_of_several_rows_share_cells_and_stay_whole(self) -> None:
-        table = self.table(sampler=rc.Fifo(), capacity=4)
+        table = self.table(sampler=Fifo(), capacity=4)
         table.insert(
             {"x": np.arange(6), "text": list("abcdef")},
             shared={"prompt": ["one", "two", "three"], "grid": np.eye(3, dtype=np.float32)},
@@ -96,7 +100,7 @@ class PayloadTests(StorageTests):
         keys = table.insert({"a": {"b": [1], "c": [2.0]}, "d": [[1, 2]]})
         assert list(table.get(keys, ["a.c"]).columns) == ["a.c"]
         assert list(table.get(keys, ["a"]).columns) == ["a.b", "a.c"]
-        with pytest.raises(rc.SchemaError, match="unknown column"):
+        with pytest.raises(SchemaError, match="unknown column"):
             table.get(keys, ["e"])
 
     def test_get_keeps_the_order_of_its_keys(self) -> None:
@@ -109,10 +113,10 @@ class PayloadTests(StorageTests):
         assert batch.info.times_sampled.tolist() == [0] * 5
 
     def test_what_was_returned_is_never_written_again(self) -> None:
-        table = self.table(capacity=8, sampler=rc.Fifo(), tags={"score": float})
+        table = self.table(capacity=8, sampler=Fifo(), tags={"score": float})
         given = np.arange(8.0)
         keys = table.insert(
-            {"x": given, "t": rc.Ragged.from_list([[n] for n in range(8)])}, score=0.5, task="old"
+            {"x": given, "t": Ragged.from_list([[n] for n in range(8)])}, score=0.5, task="old"
         )
         given[:] = -1  # what was inserted is the table's own
         batches = [table.get(keys), table.sample(8), table.take(2, lease=60.0)]
@@ -121,7 +125,7 @@ class PayloadTests(StorageTests):
         table.update(keys, score=9.0, task="new", priority=7.0)
         table.give_back(batches[2].info.lease)
         for number in range(30):
-            table.insert({"x": [100.0 + number], "t": rc.Ragged.from_list([[number] * 3])})
+            table.insert({"x": [100.0 + number], "t": Ragged.from_list([[number] * 3])})
         assert [batch["x"].tolist() for batch in batches] == copies
         assert [batch.info.times_sampled.tolist() for batch in batches] == times
         for batch in batches:
@@ -133,14 +137,14 @@ class PayloadTests(StorageTests):
 
     def test_churn_keeps_what_is_alive(self) -> None:
         """Many more items than there is room for, of very different sizes, some of which stay."""
-        table = self.table(capacity=60, remover=rc.Smallest("priority"))
+        table = self.table(capacity=60, remover=Smallest("priority"))
         rng = np.random.default_rng(1)
         kept: dict[int, int] = {}
         for turn in range(40):
             sizes = rng.integers(0, 4000, 10)
             stays = [1.0 if turn % 8 == 0 and place == 0 else 0.0 for place in range(10)]
             keys = table.insert(
-                {"x": rc.Ragged.from_list([np.full(size, turn, np.int16) for size in sizes])},
+                {"x": Ragged.from_list([np.full(size, turn, np.int16) for size in sizes])},
                 priority=stays,
             )
             if turn % 8 == 0:
@@ -150,12 +154,12 @@ class PayloadTests(StorageTests):
             {turn} for turn in kept.values()
         ]
         assert len(table) == 60
-        table.delete(where=rc.field("priority") == 0)
+        table.delete(where=field("priority") == 0)
         assert table.nbytes == batch["x"].values.nbytes
         assert table.get(list(kept)).equals(batch)
 
     def test_a_large_insert_comes_back(self) -> None:
-        table = self.table(capacity=3000, sampler=rc.Fifo())
+        table = self.table(capacity=3000, sampler=Fifo())
         x = np.arange(3000 * 64, dtype=np.float32).reshape(3000, 64)
         keys = table.insert({"x": x, "n": np.arange(3000)})
         assert np.array_equal(table.get(keys)["x"], x)
@@ -172,35 +176,33 @@ class PayloadTests(StorageTests):
             {"y": np.zeros(2)},
             {"x": np.zeros((2, 3), np.float32), "y": np.zeros(2)},
         ):
-            with pytest.raises(rc.SchemaError):
+            with pytest.raises(SchemaError):
                 table.insert(columns)
         assert sorted(table.counts("key")) == sorted(keys.tolist())
 
     # -- saving -----------------------------------------------------------------------------------
     def test_a_store_saves_it_or_says_that_it_cannot(self) -> None:
-        table = self.table("experience", sampler=rc.Prioritized(), tags={"score": float}, seed=1)
+        table = self.table("experience", sampler=Prioritized(), tags={"score": float}, seed=1)
         table.insert(
-            {"x": np.arange(20), "t": rc.Ragged.from_list([[n] * (n % 3) for n in range(20)])},
+            {"x": np.arange(20), "t": Ragged.from_list([[n] * (n % 3) for n in range(20)])},
             score=0.5,
         )
         table.sample(6)
         held = table.take(3, lease=60.0)
-        store = rc.Store([table])
+        store = Store([table])
         if not self.can_save:
-            with pytest.raises((SnapshotError, rc.InvalidValue), match="experience"):
+            with pytest.raises((SnapshotError, InvalidValue), match="experience"):
                 store.save(self.folder / "snapshot")
             assert not (self.folder / "snapshot").exists()
             assert len(table) == 20
             return
         store.save(self.folder / "snapshot")
         table.give_back(held.info.lease)
-        other = self.table("experience", sampler=rc.Prioritized(), tags={"score": float}, seed=2)
-        rc.Store([other]).load(self.folder / "snapshot")
+        other = self.table("experience", sampler=Prioritized(), tags={"score": float}, seed=2)
+        Store([other]).load(self.folder / "snapshot")
         keys = sorted(table.counts("key"))
         assert sorted(other.counts("key")) == keys
         assert other.get(keys).equals(table.get(keys))
         times = table.get(keys).info.times_sampled
         assert other.get(keys).info.times_sampled.tolist() == times.tolist()
-        assert not set(other.insert({"x": [1], "t": rc.Ragged.from_list([[3]])}).tolist()) & set(
-            keys
-        )
+        assert not set(other.insert({"x": [1], "t": Ragged.from_list([[3]])}).tolist()) & set(keys)

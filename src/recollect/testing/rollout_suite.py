@@ -8,21 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
-from recollect.errors import SnapshotError
+from recollect.base.clock import ManualClock
+from recollect.errors import BufferFull, InvalidValue, LeaseExpired, SnapshotError, TableClosed
+from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.group import Group
+from recollect.rollouts.rollout import Rollout, Status
+from recollect.rollouts.staleness import Staleness
+from recollect.rules.query import field, parse
+from recollect.rules.selectors import Fifo, Prioritized, StalestFirst
 from recollect.testing.base import LONG, StorageTests
 from recollect.testing.cases import HOSTILE, check_frequencies
 
-PATIENT = rc.Staleness(max_staleness=10_000)
+PATIENT = Staleness(max_staleness=10_000)
 
 
-def rollout(tokens: int = 2, reward: float | None = 1.0, **options: Any) -> rc.Rollout:
+def rollout(tokens: int = 2, reward: float | None = 1.0, **options: Any) -> Rollout:
     options = {"finish_reason": "stop", "logprobs": [-0.5] * tokens, **options}
-    return rc.Rollout([1], list(range(tokens)), reward=reward, **options)
+    return Rollout([1], list(range(tokens)), reward=reward, **options)
 
 
-def group(name: str, *rollouts: rc.Rollout, task: str = "math", **options: Any) -> rc.Group:
-    return rc.Group(list(rollouts) or [rollout(), rollout(3)], task=task, group_id=name, **options)
+def group(name: str, *rollouts: Rollout, task: str = "math", **options: Any) -> Group:
+    return Group(list(rollouts) or [rollout(), rollout(3)], task=task, group_id=name, **options)
 
 
 def names(groups: Any) -> list[str]:
@@ -34,15 +40,15 @@ class RolloutTests(StorageTests):
 
     def buffer(self, groups: str = "", **options: Any) -> Any:
         """A blocking buffer with a group for each letter, version 0."""
-        options = {"staleness": PATIENT, "order": rc.Fifo(), **options}
-        buffer = rc.RolloutBuffer(storage=self.new_storage(), **options).sync
+        options = {"staleness": PATIENT, "order": Fifo(), **options}
+        buffer = RolloutBuffer(storage=self.new_storage(), **options).sync
         for name in groups:
             buffer.put(group(name), version=0)
         return buffer
 
     def test_a_group_comes_out_as_it_was_put(self) -> None:
         buffer = self.buffer()
-        first = rc.Rollout(
+        first = Rollout(
             response_ids=[7, 8, 9, 5],
             logprobs=[-0.1, -0.2, np.nan, -0.3],
             versions=[3, 3, -1, 4],
@@ -54,8 +60,8 @@ class RolloutTests(StorageTests):
             extras={"temperature": 0.7},
             blobs={"image": [b"\x00'; --"]},
         )
-        put = rc.Group(
-            [first, rc.Rollout(response_ids=[7], finish_reason="length")],
+        put = Group(
+            [first, Rollout(response_ids=[7], finish_reason="length")],
             task=HOSTILE[0],
             prompt_ids=[1, 2, 3],
             prompt=[{"role": "user", "content": HOSTILE[1]}],
@@ -107,16 +113,16 @@ class RolloutTests(StorageTests):
             "math": ["a", "b"],
             "code": ["d"],
         }
-        assert buffer.counts() == {("math", rc.Status.COMPLETED): 1}
+        assert buffer.counts() == {("math", Status.COMPLETED): 1}
 
     def test_leases_are_confirmed_given_back_and_lapse(self) -> None:
-        clock = rc.ManualClock(0.0)
+        clock = ManualClock(0.0)
         buffer = self.buffer("abcd", clock=clock)
         first = buffer.take_batch({"math": 2}, lease=60, owner="one")
         second = buffer.take_batch({"math": 1}, lease=10, owner="two")
         assert (buffer.count("math"), len(buffer)) == (1, 4)
         clock.advance(11)
-        with pytest.raises(rc.LeaseExpired):
+        with pytest.raises(LeaseExpired):
             buffer.confirm(second.lease)
         assert buffer.give_back(first.lease) == 2
         again = buffer.take_batch({"math": 3}, lease=True)
@@ -128,7 +134,7 @@ class RolloutTests(StorageTests):
         assert buffer.accounts()["math"]["left"] == {"trained": 3, "taken": 1}
 
     def test_the_stalest_group_comes_first(self) -> None:
-        buffer = self.buffer(order=rc.StalestFirst())
+        buffer = self.buffer(order=StalestFirst())
         for name, version in zip("abcd", (4, 2, 3, 2), strict=True):
             buffer.put(group(name), version=version)
         assert names(buffer.take(4)) == ["b", "d", "c", "a"]
@@ -141,14 +147,14 @@ class RolloutTests(StorageTests):
         assert walked == [(["a", "b"], 4), (["c", "d"], 4), (["a", "b"], 2), (["c", "d"], 0)]
 
     def test_reuse_by_priority(self) -> None:
-        buffer = self.buffer("abc", order=rc.Prioritized(alpha=1.0), max_uses=0, seed=3)
+        buffer = self.buffer("abc", order=Prioritized(alpha=1.0), max_uses=0, seed=3)
         keys = [buffer.find(name) for name in "abc"]
         assert buffer.update(keys, priority=[1.0, 3.0, 0.0]).tolist() == [True] * 3
         drawn = [buffer.sample(1)[0].group_id for _ in range(self.draws // 40)]
         check_frequencies(["abc".index(name) for name in drawn], [1.0, 3.0, 0.0])
 
     def test_a_group_that_is_too_old_is_discarded(self) -> None:
-        rule = rc.Staleness(max_staleness=1, on_expire="discard")
+        rule = Staleness(max_staleness=1, on_expire="discard")
         buffer = self.buffer(staleness=rule)
         for name, version in (("old", 0), ("new", 5)):
             buffer.put(group(name), version=version)
@@ -159,7 +165,7 @@ class RolloutTests(StorageTests):
         assert buffer.put(group("late"), version=0) is None
 
     def test_a_group_that_is_too_old_is_tried_again(self) -> None:
-        buffer = self.buffer(staleness=rc.Staleness(max_staleness=1, max_retries=3))
+        buffer = self.buffer(staleness=Staleness(max_staleness=1, max_retries=3))
         buffer.put(group("a", rollout(3), rollout(4)), version=0)
         lease = buffer.take_batch({"math": 1}, lease=True)
         buffer.advance(5)
@@ -174,7 +180,7 @@ class RolloutTests(StorageTests):
         assert buffer.count("math", "COMPLETED") == 1
 
     def test_stages_claim_and_annotate(self) -> None:
-        clock = rc.ManualClock(0.0)
+        clock = ManualClock(0.0)
         buffer = self.buffer(needs=("reward", "ref"), clock=clock)
         for name in "ab":
             buffer.put(group(name, rollout(2, None), rollout(3, None)), version=0)
@@ -203,26 +209,26 @@ class RolloutTests(StorageTests):
         for place, score in enumerate([0.1, 0.9, 0.85, 0.5]):
             extras = {"score": score, "source": HOSTILE[place]}
             buffer.put(group("abcd"[place], extras=extras), version=0)
-        good = rc.field("score") > 0.8
+        good = field("score") > 0.8
         assert buffer.count("math", where=good) == 2
         assert buffer.is_ready({"math": 2}, where=good)
-        assert names(buffer.take(9, where=rc.field("source") == HOSTILE[3])) == ["d"]
+        assert names(buffer.take(9, where=field("source") == HOSTILE[3])) == ["d"]
         taken = buffer.take_batch({"math": 2}, where=good, lease=True)
         assert names(taken.groups["math"]) == ["b", "c"]
         buffer.give_back(taken.lease)
         buffer.update([buffer.find("b")], score=0.0)
-        assert names(buffer.take(9, where=rc.parse("score > 0.8"))) == ["c"]
+        assert names(buffer.take(9, where=parse("score > 0.8"))) == ["c"]
         assert len(buffer) == 2
 
     def test_room_is_kept(self) -> None:
-        buffer = self.buffer("ab", capacity=2, overflow="drop_stalest", order=rc.StalestFirst())
+        buffer = self.buffer("ab", capacity=2, overflow="drop_stalest", order=StalestFirst())
         buffer.put(group("c"), version=3)
         assert sorted(names(buffer.get(sorted(buffer.find(n) for n in "bc")))) == ["b", "c"]
         assert buffer.find("a") is None
         newest = self.buffer("ab", capacity=2, overflow="drop_newest")
         assert newest.put(group("c"), version=1) is None
         refusing = self.buffer("ab", capacity=2, overflow="raise")
-        with pytest.raises(rc.BufferFull):
+        with pytest.raises(BufferFull):
             refusing.put(group("c"), version=1)
         assert len(newest) == len(refusing) == 2
 
@@ -235,7 +241,7 @@ class RolloutTests(StorageTests):
         assert names(buffer.take(9)) == ["c"]
 
     def test_events_tell_what_left_and_why(self) -> None:
-        buffer = self.buffer(staleness=rc.Staleness(max_staleness=1, on_expire="discard"))
+        buffer = self.buffer(staleness=Staleness(max_staleness=1, on_expire="discard"))
         events = buffer.events("discarded", "confirmed", "expired")
         for name in "abc":
             buffer.put(group(name), version=0)
@@ -265,13 +271,13 @@ class RolloutTests(StorageTests):
         thread.start()
         buffer.close()
         thread.join(LONG)
-        assert [type(error) for error in errors] == [rc.TableClosed]
+        assert [type(error) for error in errors] == [TableClosed]
 
     def test_a_buffer_saves_it_or_says_that_it_cannot(self) -> None:
         buffer = self.buffer("ab", name="groups")
         path = self.folder / "buffer"
         if not self.can_save:
-            with pytest.raises((SnapshotError, rc.InvalidValue), match="groups"):
+            with pytest.raises((SnapshotError, InvalidValue), match="groups"):
                 buffer.save(path)
             assert len(buffer) == 2
             return

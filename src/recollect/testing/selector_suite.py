@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import recollect as rc
+from recollect.rules.query import field
+from recollect.rules.selectors import (
+    Fifo,
+    Largest,
+    Mixed,
+    Prioritized,
+    Selector,
+    Smallest,
+    StalestFirst,
+    Uniform,
+)
+from recollect.table.table import Table
 from recollect.testing.base import StorageTests
 from recollect.testing.cases import CHANCES, MIXTURES, ORDERS, QUERIES, REMOVERS, check_frequencies
 from recollect.testing.pair import Pair
@@ -18,10 +29,10 @@ from recollect.testing.pair import Pair
 KINDS = {"orders": ORDERS, "chances": CHANCES, "mixtures": MIXTURES}
 
 WEIGHTS = [0.5, 3.0, 0.0, 1.0, 2.0, 0.0, 0.1, 7.0, 1.5, 0.3, 4.0]
-EVEN = rc.field("task") == "even"
-LATE = rc.field("version") >= 4
+EVEN = field("task") == "even"
+LATE = field("version") >= 4
 WHERES = {"all": None, "partition": EVEN, "scan": LATE, "both": EVEN & LATE}
-MATH = rc.field("task") == "math"
+MATH = field("task") == "math"
 
 
 def admitted(where: str) -> Any:
@@ -35,7 +46,7 @@ class SelectorTests(StorageTests):
     """Which item comes next."""
 
     # -- exactly, against the model ---------------------------------------------------------------
-    def each(self, pair: Pair, selectors: list[rc.Selector], items: int) -> Iterator[int]:
+    def each(self, pair: Pair, selectors: list[Selector], items: int) -> Iterator[int]:
         """Go through samplers, on the same table with new items; yields the place of each."""
         for place, selector in enumerate(selectors):
             with pair.explaining(f"sampler {selector}"):
@@ -46,7 +57,7 @@ class SelectorTests(StorageTests):
                 pair.compare()
                 pair.check_held()
 
-    def thinned(self, selectors: list[rc.Selector]) -> list[rc.Selector]:
+    def thinned(self, selectors: list[Selector]) -> list[Selector]:
         return selectors[:: max(1, self.every // 2)]
 
     @pytest.mark.parametrize("kind", KINDS)
@@ -101,20 +112,20 @@ class SelectorTests(StorageTests):
             pair.take(5)
 
     def test_sampling_in_order_walks_through_the_table(self) -> None:
-        table = self.table(sampler=rc.Fifo(), capacity=5)
+        table = self.table(sampler=Fifo(), capacity=5)
         table.insert({"x": [0, 1, 2, 3, 4]})
         walked = [table.sample(2)["x"].tolist() for _ in range(5)]
         assert walked == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
 
     def test_ties_go_to_the_earlier_arrival(self) -> None:
-        for selector in (rc.Largest("priority"), rc.Smallest("priority"), rc.StalestFirst()):
+        for selector in (Largest("priority"), Smallest("priority"), StalestFirst()):
             table = self.table(sampler=selector, capacity=20)
             table.insert({"x": np.arange(8)}, priority=1.0, version=3)
             table.insert({"x": np.arange(8, 16)}, priority=1.0, version=3)
             assert table.take(16)["x"].tolist() == list(range(16)), selector
 
     # -- by frequency ---------------------------------------------------------------------------
-    def weighted(self, sampler: rc.Selector, **options: Any) -> rc.Table:
+    def weighted(self, sampler: Selector, **options: Any) -> Table:
         """One item per weight; x is its place, which is its version too."""
         table = self.table(
             sampler=sampler, capacity=len(WEIGHTS), partition_by=("task",), seed=11, **options
@@ -124,31 +135,31 @@ class SelectorTests(StorageTests):
         table.insert({"x": places}, priority=WEIGHTS, task=tasks, version=places.tolist())
         return table
 
-    def drawn(self, table: rc.Table, where: Any = None) -> Any:
+    def drawn(self, table: Table, where: Any = None) -> Any:
         batches = [table.sample(500, where=where)["x"] for _ in range(self.draws // 500)]
         return np.concatenate(batches)
 
     def test_uniform_draws_every_item_equally(self) -> None:
-        table = self.weighted(rc.Uniform())
+        table = self.weighted(Uniform())
         for where, query in WHERES.items():
             check_frequencies(self.drawn(table, query), admitted(where))
 
     @pytest.mark.parametrize("stratified", [False, True], ids=["free", "stratified"])
     @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
     def test_prioritized_draws_in_proportion(self, stratified: bool, alpha: float) -> None:
-        table = self.weighted(rc.Prioritized(alpha=alpha, stratified=stratified))
+        table = self.weighted(Prioritized(alpha=alpha, stratified=stratified))
         priorities = np.array(WEIGHTS)
         for where, query in WHERES.items():
             weights = np.where(priorities > 0, priorities**alpha, 0.0) * admitted(where)
             check_frequencies(self.drawn(table, query), weights)
 
     def test_a_half_life_halves_weights_by_version(self) -> None:
-        table = self.weighted(rc.Prioritized(alpha=1.0, half_life=2.0))
+        table = self.weighted(Prioritized(alpha=1.0, half_life=2.0))
         weights = np.array(WEIGHTS) * 2.0 ** (np.arange(len(WEIGHTS)) / 2.0)
         check_frequencies(self.drawn(table), weights)
 
     def test_updates_and_removals_change_the_weights(self) -> None:
-        table = self.weighted(rc.Prioritized(alpha=1.0))
+        table = self.weighted(Prioritized(alpha=1.0))
         keys = sorted(table.counts("key"))
         table.update(keys[:3], priority=[0.0, 1.0, 5.0])
         table.delete(keys[7:8])
@@ -157,18 +168,18 @@ class SelectorTests(StorageTests):
         check_frequencies(self.drawn(table), weights)
 
     def test_one_a_tenth_and_zero(self) -> None:
-        table = self.table(sampler=rc.Prioritized(alpha=1.0, stratified=False), seed=3)
+        table = self.table(sampler=Prioritized(alpha=1.0, stratified=False), seed=3)
         table.insert({"x": [0, 1, 2]}, priority=[1.0, 0.1, 0.0])
         check_frequencies(self.drawn(table), [1.0, 0.1, 0.0])
 
     def test_only_zeros_are_drawn_uniformly(self) -> None:
-        table = self.table(sampler=rc.Prioritized(alpha=1.0), seed=4)
+        table = self.table(sampler=Prioritized(alpha=1.0), seed=4)
         table.insert({"x": np.arange(7)}, priority=0.0)
         check_frequencies(self.drawn(table), np.ones(7))
         assert table.sample(5).info.probability.tolist() == pytest.approx([1 / 7] * 5)
 
     def test_stratified_draws_take_one_from_each_share(self) -> None:
-        table = self.table(sampler=rc.Prioritized(alpha=1.0), seed=5)
+        table = self.table(sampler=Prioritized(alpha=1.0), seed=5)
         table.insert({"x": [0, 1]}, priority=[0.5, 1.5])
         for _ in range(3):
             assert np.bincount(table.sample(100)["x"]).tolist() == [25, 75]
@@ -177,7 +188,7 @@ class SelectorTests(StorageTests):
     def test_different_items_have_the_chances_of_draws_one_after_another(self, verb: str) -> None:
         """All orders in which items can come, and how often each does; a zero comes last."""
         priorities, n, count = [1.0, 2.0, 5.0, 0.0], 4 if verb == "sample" else 2, 4
-        rule = rc.Prioritized(alpha=1.0)
+        rule = Prioritized(alpha=1.0)
         rules: dict[str, Any] = {"remover": rule} if verb == "evict" else {"sampler": rule}
         table = self.table(capacity=count, seed=7, **rules)
         seen: Counter[tuple[int, ...]] = Counter()
@@ -209,7 +220,7 @@ class SelectorTests(StorageTests):
         check_frequencies(drawn, [chances[order] for order in orders])
 
     def test_uniform_takes_every_item_equally(self) -> None:
-        table = self.table(sampler=rc.Uniform(), capacity=6, seed=8)
+        table = self.table(sampler=Uniform(), capacity=6, seed=8)
         taken = []
         for _ in range(self.draws // 20):
             table.insert({"x": np.arange(6)})
@@ -217,7 +228,7 @@ class SelectorTests(StorageTests):
         check_frequencies(taken, np.ones(6))
 
     def test_mixtures_keep_their_shares_over_time(self) -> None:
-        sampler = rc.Mixed(((rc.Largest("priority"), 0.25), (rc.Uniform(), 0.75)))
+        sampler = Mixed(((Largest("priority"), 0.25), (Uniform(), 0.75)))
         table = self.weighted(sampler)
         for calls in range(1, 9):
             table.sample(1)
@@ -230,7 +241,7 @@ class SelectorTests(StorageTests):
         )
 
     @pytest.mark.parametrize("sampler", [CHANCES[-1], MIXTURES[3]], ids=str)
-    def test_the_same_seed_makes_the_same_draws(self, sampler: rc.Selector) -> None:
+    def test_the_same_seed_makes_the_same_draws(self, sampler: Selector) -> None:
         results = []
         for seed in (5, 5, 6):
             table = self.table(sampler=sampler, seed=seed, capacity=60)

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-import recollect as rc
+from recollect.base.clock import ManualClock
+from recollect.data.schema import Column
+from recollect.errors import (
+    InvalidValue,
+    LeaseExpired,
+    NeverPossible,
+    TableClosed,
+    UnknownKey,
+    WaitTimeout,
+)
+from recollect.rules.limiters import MinSize, SampleToInsertRatio
+from recollect.rules.query import field
+from recollect.rules.selectors import Fifo, Largest, Mixed, Prioritized, Smallest, Uniform
+from recollect.table.effects import Effect, Removed
+from recollect.table.table import Table
 from recollect.testing.base import LONG, StorageTests
 from recollect.testing.lives import live
 
@@ -38,13 +53,13 @@ class TableTests(StorageTests):
         assert table.stats()["removed"] == {"evicted": 5}
 
     def test_what_comes_is_never_evicted_by_itself(self) -> None:
-        table = self.table(capacity=5, remover=rc.Smallest("priority"))
+        table = self.table(capacity=5, remover=Smallest("priority"))
         table.insert({"x": np.arange(5)}, priority=9.0)
         table.insert({"x": np.arange(10, 13)}, priority=0.0)
-        assert table.count(rc.field("priority") == 0) == 3
+        assert table.count(field("priority") == 0) == 3
 
     def test_bytes_are_bounded_too(self) -> None:
-        signature = {"x": rc.Column("uint8", ragged=True)}
+        signature = {"x": Column("uint8", ragged=True)}
         table = self.table(capacity_bytes=1000, signature=signature)
         for number in range(20):
             table.insert({"x": [np.zeros(number * 10, np.uint8)]})
@@ -52,14 +67,14 @@ class TableTests(StorageTests):
         sizes = list(range(0, 200, 10))[::-1]
         kept = next(n for n in range(21) if sum(sizes[: n + 1]) > 1000)
         assert table.nbytes == sum(sizes[:kept])
-        with pytest.raises(rc.NeverPossible):
+        with pytest.raises(NeverPossible):
             table.insert({"x": [np.zeros(1001, np.uint8)]})
         assert len(table) == kept
 
     def test_an_insert_above_the_capacity_is_refused_whole(self) -> None:
         table = self.table(capacity=4)
         table.insert({"x": [1]})
-        with pytest.raises(rc.NeverPossible):
+        with pytest.raises(NeverPossible):
             table.insert({"x": np.arange(5)})
         assert len(table) == 1
 
@@ -92,8 +107,8 @@ class TableTests(StorageTests):
 
     # -- leases -----------------------------------------------------------------------------------
     def test_a_lease_hides_counts_and_comes_back(self) -> None:
-        clock = rc.ManualClock(0.0)
-        table = self.table(sampler=rc.Fifo(), capacity=4, clock=clock)
+        clock = ManualClock(0.0)
+        table = self.table(sampler=Fifo(), capacity=4, clock=clock)
         table.insert({"x": [0, 1, 2, 3]})
         batch = table.take(2, lease=10.0, owner="trainer")
         lease = batch.info.lease
@@ -101,21 +116,21 @@ class TableTests(StorageTests):
         assert batch.info.deliveries.tolist() == [1, 1]
         assert (len(table), table.stats()["leased"], table.count()) == (4, 2, 4)
         assert table.sample(2, replace=False)["x"].tolist() == [2, 3]
-        with pytest.raises(rc.WaitTimeout, match="has 2"):
+        with pytest.raises(WaitTimeout, match="has 2"):
             table.sample(3, timeout=0)
-        with pytest.raises(rc.WaitTimeout):
+        with pytest.raises(WaitTimeout):
             table.insert({"x": [9, 9, 9]}, timeout=0)
         assert table.delete(keys=batch.info.keys) == 0
         clock.advance(11.0)
-        with pytest.raises(rc.LeaseExpired):
+        with pytest.raises(LeaseExpired):
             table.confirm(lease)
         again = table.take(4)
         assert again["x"].tolist() == [0, 1, 2, 3]
         assert again.info.deliveries.tolist() == [2, 2, 1, 1]
 
     def test_confirm_give_back_renew_and_release(self) -> None:
-        clock = rc.ManualClock(0.0)
-        table = self.table(sampler=rc.Fifo(), clock=clock)
+        clock = ManualClock(0.0)
+        table = self.table(sampler=Fifo(), clock=clock)
         table.insert({"x": np.arange(8)})
         leases = [table.take(2, lease=10.0, owner=owner).info.lease for owner in "aabc"]
         table.confirm(leases[0])
@@ -127,76 +142,76 @@ class TableTests(StorageTests):
         assert table.release("nobody") == 0
         assert table.take(6)["x"].tolist() == [2, 3, 4, 5, 6, 7]
         for lease in leases:
-            with pytest.raises(rc.LeaseExpired):
+            with pytest.raises(LeaseExpired):
                 table.give_back(lease)
 
     def test_a_queue_works_on_after_leases_and_deletes(self) -> None:
-        queue = rc.Table.queue("q", 4, storage=self.new_storage())
+        queue = Table.queue("q", 4, storage=self.new_storage())
         queue.insert({"x": [0, 1, 2, 3]})
-        with pytest.raises(rc.WaitTimeout):
+        with pytest.raises(WaitTimeout):
             queue.insert({"x": [4]}, timeout=0)
         queue.give_back(queue.take(2, lease=60.0).info.lease)
-        with pytest.raises(rc.WaitTimeout):
+        with pytest.raises(WaitTimeout):
             queue.insert({"x": [4]}, timeout=0)
         assert queue.sample(2)["x"].tolist() == [0, 1]
         queue.insert({"x": [4, 5]})
-        assert queue.delete(where=rc.field("seq") >= 0) == 4
+        assert queue.delete(where=field("seq") >= 0) == 4
         queue.insert({"x": [6, 7, 8, 9]})
         assert queue.take(4)["x"].tolist() == [6, 7, 8, 9]
 
     # -- limiters, timeouts, waiting --------------------------------------------------------------
     def test_limiters_open_and_close(self) -> None:
-        table = self.table(limiter=rc.MinSize(3), sampler=rc.Fifo())
+        table = self.table(limiter=MinSize(3), sampler=Fifo())
         table.insert({"x": [1, 2]})
-        with pytest.raises(rc.WaitTimeout, match="needs 1 more insert"):
+        with pytest.raises(WaitTimeout, match="needs 1 more insert"):
             table.sample(1, timeout=0)
         table.insert({"x": [3]})
         table.sample(1, timeout=0)
-        table.delete(where=rc.field("seq") >= 0)
-        with pytest.raises(rc.WaitTimeout):
+        table.delete(where=field("seq") >= 0)
+        with pytest.raises(WaitTimeout):
             table.sample(1, timeout=0)
 
     def test_a_ratio_of_samples_to_inserts_is_kept(self) -> None:
-        table = self.table(limiter=rc.SampleToInsertRatio(2.0, 1, 4.0))  # between -2 and 6
+        table = self.table(limiter=SampleToInsertRatio(2.0, 1, 4.0))  # between -2 and 6
         table.insert({"x": [1]})
         table.sample(4)
-        with pytest.raises(rc.WaitTimeout, match="needs 1 more insert"):
+        with pytest.raises(WaitTimeout, match="needs 1 more insert"):
             table.sample(1, timeout=0)
         table.insert({"x": [1, 2, 3]})
-        with pytest.raises(rc.WaitTimeout, match="needs 2 more samples"):
+        with pytest.raises(WaitTimeout, match="needs 2 more samples"):
             table.insert({"x": [1, 2]}, timeout=0)
-        table.limiter = rc.MinSize(1)
+        table.limiter = MinSize(1)
         table.insert({"x": [1, 2]}, timeout=0)
-        with pytest.raises(rc.NeverPossible):
-            table.limiter = rc.MinSize(101)
+        with pytest.raises(NeverPossible):
+            table.limiter = MinSize(101)
 
     def test_a_mixture_needs_what_its_orders_draw_and_no_more(self) -> None:
-        half = rc.Mixed(((rc.Fifo(), 0.5), (rc.Uniform(), 0.5)))
+        half = Mixed(((Fifo(), 0.5), (Uniform(), 0.5)))
         table = self.table(capacity=3, sampler=half)
         table.insert({"x": [0, 1]})
         assert table.sample(4, timeout=0)["x"][:2].tolist() == [0, 1]  # 2 of each
-        with pytest.raises(rc.WaitTimeout, match="needs 3 items, has 2"):
+        with pytest.raises(WaitTimeout, match="needs 3 items, has 2"):
             table.sample(5, timeout=0)  # 3 and 2
         table.insert({"x": [2]})
         assert sorted(table.sample(5, timeout=0)["x"][:3].tolist()) == [0, 1, 2]
-        table.delete(where=rc.field("seq") >= 2)
+        table.delete(where=field("seq") >= 2)
         assert table.sample(5, timeout=0).num_items == 5  # now 2 and 3
-        with pytest.raises(rc.NeverPossible, match="4 different items"):
+        with pytest.raises(NeverPossible, match="4 different items"):
             table.sample(7)
 
     def test_a_mixture_allows_for_what_its_first_parts_wear_out(self) -> None:
-        half = rc.Mixed(((rc.Uniform(), 0.5), (rc.Fifo(), 0.5)))
+        half = Mixed(((Uniform(), 0.5), (Fifo(), 0.5)))
         for often, items in ((1, 4), (2, 3), (3, 2)):
             table = self.table(capacity=9, sampler=half, max_times_sampled=often)
             table.insert({"x": np.arange(items - 1)})
-            with pytest.raises(rc.WaitTimeout):
+            with pytest.raises(WaitTimeout):
                 table.sample(4, timeout=0)  # 2 by chance, and then 2 different ones
             table.insert({"x": [9]})
             batch = table.sample(4, timeout=0)
             assert len(set(batch.info.keys[2:].tolist())) == 2
 
     def test_the_insert_that_opens_the_limiter_wakes_the_sampler(self) -> None:
-        table = self.table(limiter=rc.MinSize(5))
+        table = self.table(limiter=MinSize(5))
         table.insert({"x": [0]})
         got: list[Any] = []
         thread = threading.Thread(target=lambda: got.append(table.sample(4, timeout=LONG)))
@@ -208,7 +223,7 @@ class TableTests(StorageTests):
         assert got[0].num_items == 4
 
     def test_a_full_queue_lets_the_next_insert_in_when_one_was_taken(self) -> None:
-        queue = rc.Table.queue("q", 2, storage=self.new_storage())
+        queue = Table.queue("q", 2, storage=self.new_storage())
         queue.insert({"x": [0, 1]})
         keys: list[Any] = []
         thread = threading.Thread(
@@ -223,11 +238,11 @@ class TableTests(StorageTests):
     def test_waiting_has_an_end_and_says_for_what(self) -> None:
         table = self.table(capacity=4)
         table.insert({"x": [1]})
-        with pytest.raises(rc.WaitTimeout, match="needs 3 items, has 1"):
+        with pytest.raises(WaitTimeout, match="needs 3 items, has 1"):
             table.take(3, timeout=0.01)
-        with pytest.raises(rc.NeverPossible):
+        with pytest.raises(NeverPossible):
             table.take(5)
-        with pytest.raises(rc.NeverPossible):
+        with pytest.raises(NeverPossible):
             table.sample(5, replace=False)
         assert table.take(3, partial=True).num_items == 1
 
@@ -247,12 +262,12 @@ class TableTests(StorageTests):
         table.close()
         for thread in threads:
             thread.join(LONG)
-        assert [type(error) for error in errors] == [rc.TableClosed] * 3
-        with pytest.raises(rc.TableClosed):
+        assert [type(error) for error in errors] == [TableClosed] * 3
+        with pytest.raises(TableClosed):
             table.insert({"x": [1]})
 
     def test_coroutines_wait_beside_each_other(self) -> None:
-        queue = rc.Table.queue("q", 4, storage=self.new_storage())
+        queue = Table.queue("q", 4, storage=self.new_storage())
 
         async def produce() -> None:
             for number in range(20):
@@ -284,8 +299,8 @@ class TableTests(StorageTests):
         assert table.get(keys[:1]).info.score.tolist() == [8.0]
 
     def test_leased_items_can_be_updated_and_amended(self) -> None:
-        signature = {"x": rc.Column("int64"), "note": rc.Column("str", optional=True)}
-        table = self.table(sampler=rc.Largest("priority"), signature=signature)
+        signature = {"x": Column("int64"), "note": Column("str", optional=True)}
+        table = self.table(sampler=Largest("priority"), signature=signature)
         keys = table.insert({"x": [0, 1, 2]}, priority=[3.0, 2.0, 1.0])
         held = table.take(1, lease=60.0)
         assert table.update(held.info.keys, priority=0.5, task="late").tolist() == [True]
@@ -311,7 +326,7 @@ class TableTests(StorageTests):
         assert batch["ref"][1].tolist() == [1.0, 2.0]
         assert batch.present["words"].tolist() == [False, False, True]
         assert batch["words"][2] == "née"
-        with pytest.raises(rc.InvalidValue, match="already"):
+        with pytest.raises(InvalidValue, match="already"):
             table.amend(keys[1:2], {"ref": [[3, 4]]})
         more = table.insert({"x": [4], "words": ["w"]})
         assert table.get(more).present["ref"].tolist() == [False]
@@ -319,21 +334,21 @@ class TableTests(StorageTests):
     def test_delete_takes_keys_queries_and_both(self) -> None:
         table = self.table()
         keys = table.insert({"x": np.arange(6)}, task=["a", "b", "a", "b", "a", "b"])
-        assert table.delete(keys[:2], where=rc.field("task") == "a") == 1
-        assert table.delete(where=rc.field("task") == "b") == 3
+        assert table.delete(keys[:2], where=field("task") == "a") == 1
+        assert table.delete(where=field("task") == "b") == 3
         assert table.delete(keys) == 2
         assert table.delete(keys) == 0
-        with pytest.raises(rc.UnknownKey):
+        with pytest.raises(UnknownKey):
             table.get(keys[:1])
 
     def test_effects_tell_everything_in_order(self) -> None:
-        table = self.table(capacity=3, sampler=rc.Fifo())
+        table = self.table(capacity=3, sampler=Fifo())
         told: list[Any] = []
 
-        class Follower:
-            def follow(self, effect: rc.Effect) -> None:
+        class NotingFollower:
+            def follow(self, effect: Effect) -> None:
                 payload = None
-                if isinstance(effect, rc.Removed):
+                if isinstance(effect, Removed):
                     payload = effect.items.read()["x"].tolist()
                 reason = getattr(effect, "reason", None)
                 told.append((type(effect).__name__, effect.keys.size, reason, payload))
@@ -341,7 +356,7 @@ class TableTests(StorageTests):
             def settle(self, number: int) -> None:
                 assert number == table.stats()["effects"]
 
-        table.follow(Follower())
+        table.follow(NotingFollower())
         keys = table.insert({"x": [0, 1]})
         table.update(keys, task="a")
         held = table.take(1, lease=60.0)
@@ -349,7 +364,7 @@ class TableTests(StorageTests):
         table.insert({"x": [2, 3]})
         table.confirm(table.take(1, lease=60.0).info.lease)
         table.take(1)
-        table.delete(where=rc.field("seq") >= 0)
+        table.delete(where=field("seq") >= 0)
         table.insert({"x": [4]})
         table.clear()
         assert told == [
@@ -370,7 +385,7 @@ class TableTests(StorageTests):
     # -- threads ----------------------------------------------------------------------------------
     def test_threads_lose_nothing(self) -> None:
         table = self.table(
-            capacity=64, sampler=rc.Prioritized(), partition_by=("task",), limiter=rc.MinSize(1)
+            capacity=64, sampler=Prioritized(), partition_by=("task",), limiter=MinSize(1)
         )
         table.insert({"x": np.full((8, 16), 0), "y": np.zeros(8)}, task="even")
         errors: list[BaseException] = []
@@ -412,12 +427,7 @@ class TableTests(StorageTests):
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=guarded, args=(w,), daemon=True) for w in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(2 * LONG)
-            assert not thread.is_alive(), "a thread hangs"
+        run_to_the_end([threading.Thread(target=guarded, args=(w,), daemon=True) for w in range(8)])
         if errors:
             raise errors[0]
         stats = table.stats()
@@ -429,3 +439,12 @@ class TableTests(StorageTests):
         assert stats["size"] == stats["inserts"] - sum(removed.values())
         assert stats["leased"] == 0
         assert sum(table.counts("task").values()) == len(table) == table.count()
+
+
+def run_to_the_end(threads: Sequence[threading.Thread]) -> None:
+    """Start all of them, and wait until each has ended."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LONG)
+        assert not thread.is_alive(), "a thread hangs"

@@ -27,8 +27,8 @@ from recollect.training.importance import (
     importance,
 )
 from recollect.training.metrics import Window, stored, trained
-from recollect.training.packing import Pack, Packed, pack
-from recollect.training.preparation import DataPreparation, Packing
+from recollect.training.packing import Pack, Packed, Packing, pack
+from recollect.training.preparation import DataPreparation
 from recollect.training.selection import Selection, select
 from recollect.training.sinks import DictSink, PrometheusSink, Sink, TensorBoardSink
 from recollect.training.sources import Mode, Queue, Replay

@@ -32,6 +32,30 @@ KEPT = 64 << 20  # bytes of packs that are used again for the next step
 _pool = BufferPool(KEPT)
 
 
+def one_of(name: str, value: Any, known: Sequence[str]) -> None:
+    """Raise `InvalidValue` unless an option has one of the values that are known."""
+    if value not in known:
+        expected = " or ".join(map(repr, known))
+        raise InvalidValue(f"{name}: expected {expected}, got {shown(value)}")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a step is packed: the options of `pack`."""
+
+    max_tokens: int = 8192
+    balance: str = "tokens"
+    too_long: str = "error"
+    arrays: Sequence[str] = ()
+    quadratic_at: int = QUADRATIC_AT
+
+    def __post_init__(self) -> None:
+        whole("max_tokens", self.max_tokens, 1)
+        whole("quadratic_at", self.quadratic_at, 1)
+        one_of("balance", self.balance, BALANCE)
+        one_of("too_long", self.too_long, TOO_LONG)
+
+
 @dataclass(frozen=True)
 class Pack:
     """Rollouts one after another, without padding: what goes through a model at once.
@@ -168,44 +192,71 @@ def pack(
     """
     selection = select(rollouts)
     most, ranks = whole("max_tokens", max_tokens, 1), whole("ranks", ranks, 1)
-    if balance not in BALANCE:
-        raise InvalidValue(f"balance: expected 'tokens' or 'flops', got {shown(balance)}")
-    if too_long not in TOO_LONG:
-        raise InvalidValue(f"too_long: expected 'error' or 'cut', got {shown(too_long)}")
-    made = kernels.load_packing().packing
+    one_of("balance", balance, BALANCE)
+    one_of("too_long", too_long, TOO_LONG)
     full = selection.prompts.lengths + selection.lengths
     lengths = np.minimum(full, most)
     kept = np.flatnonzero(selection.keep)
     longer = kept[full[kept] > most]
     if longer.size and too_long == "error":
-        row = int(longer[0])
-        raise InvalidValue(
-            f"rollout {selection.rollout_ids[row]!r} has {full[row]} tokens, more than max_tokens, "
-            f"{most}: raise it, filter long rollouts, or pass too_long='cut'"
-        )
-    order = kept[np.argsort(-lengths[kept], kind="stable")]
+        raise _too_long(selection, int(longer[0]), full, most)
     costs = lengths.astype(np.float64)
     if balance == "flops":
         costs += costs * costs / whole("quadratic_at", quadratic_at, 1)
-    loads, rank_of = np.zeros(ranks), np.full(selection.rows, -1, np.int64)
-    made.divide(costs, order, loads, rank_of)
-    pack_of, packs_of = np.zeros(selection.rows, np.int64), np.zeros(ranks, np.int64)
-    made.first_fit(lengths, order, rank_of, most, np.zeros(order.size, np.int64), pack_of, packs_of)
-    placed = order[np.lexsort((pack_of[order], rank_of[order]))]
-    tokens = _written(made, selection, placed, lengths[placed], advantages, arrays)
-    filled = _packs(selection, placed, lengths[placed], rank_of, pack_of, packs_of, tokens)
+    places = _placed(kept, lengths, costs, ranks, most)
+    tokens = _written(selection, places, advantages, arrays)
     return Packed(
-        ranks=filled,
+        ranks=_packs(selection, places, tokens),
         max_tokens=most,
-        rollouts=placed.size,
-        tokens=int(lengths[placed].sum()),
+        rollouts=places.rows.size,
+        tokens=int(places.lengths.sum()),
         trainable_tokens=tokens.trained,
-        packs=int(packs_of.sum()),
-        fillers=int((packs_of.max() - packs_of).sum()),
+        packs=int(places.packs_of.sum()),
+        fillers=int((places.packs_of.max() - places.packs_of).sum()),
         cut=longer.size,
         cut_tokens=int((full - lengths)[longer].sum()),
-        loads=loads,
+        loads=places.loads,
     )
+
+
+def _too_long(selection: Selection, row: int, lengths: Ints, most: int) -> InvalidValue:
+    return InvalidValue(
+        f"rollout {selection.rollout_ids[row]!r} has {lengths[row]} tokens, more than max_tokens, "
+        f"{most}: raise it, filter long rollouts, or pass too_long='cut'"
+    )
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Which rollouts go where: rank after rank, and pack after pack.
+
+    Attributes:
+        rows: The rollouts in the order of their packs.
+        lengths: Their tokens.
+        ranks: The rank of each.
+        packs: The pack of each in its rank.
+        packs_of: How many packs each rank has.
+        loads: The load of each rank.
+    """
+
+    rows: Ints
+    lengths: Ints
+    ranks: Ints
+    packs: Ints
+    packs_of: Ints
+    loads: Floats
+
+
+def _placed(kept: Ints, lengths: Ints, costs: Floats, ranks: int, most: int) -> _Places:
+    """Divide rollouts over ranks by their costs, and put each rank's into packs."""
+    made = kernels.load_packing().packing
+    order = kept[np.argsort(-lengths[kept], kind="stable")]
+    loads, rank_of = np.zeros(ranks), np.full(lengths.size, -1, np.int64)
+    made.divide(costs, order, loads, rank_of)
+    pack_of, packs_of = np.zeros(lengths.size, np.int64), np.zeros(ranks, np.int64)
+    made.first_fit(lengths, order, rank_of, most, np.zeros(order.size, np.int64), pack_of, packs_of)
+    rows = order[np.lexsort((pack_of[order], rank_of[order]))]
+    return _Places(rows, lengths[rows], rank_of[rows], pack_of[rows], packs_of, loads)
 
 
 @dataclass(frozen=True)
@@ -222,13 +273,13 @@ class _Tokens:
 
 
 def _written(
-    made: Any,
     selection: Selection,
-    placed: Ints,
-    lengths: Ints,
+    places: _Places,
     advantages: Advantages | NDArray[Any] | None,
     arrays: Sequence[str] | Mapping[str, Ragged],
 ) -> _Tokens:
+    made = kernels.load_packing().packing
+    placed, lengths = places.rows, places.lengths
     starts = offsets_of(lengths)
     total = int(starts[-1])
     logprobs = selection.batch.columns.get("logprobs")
@@ -317,18 +368,11 @@ def _other(
     return out
 
 
-def _packs(
-    selection: Selection,
-    placed: Ints,
-    lengths: Ints,
-    rank_of: Ints,
-    pack_of: Ints,
-    packs_of: Ints,
-    tokens: _Tokens,
-) -> tuple[tuple[Pack, ...], ...]:
+def _packs(selection: Selection, places: _Places, tokens: _Tokens) -> tuple[tuple[Pack, ...], ...]:
     """Views of the tokens, and fillers where a rank has fewer packs than another."""
-    starts = offsets_of(lengths)
-    number = offsets_of(packs_of)[rank_of[placed]] + pack_of[placed]
+    placed, packs_of = places.rows, places.packs_of
+    starts = offsets_of(places.lengths)
+    number = offsets_of(packs_of)[places.ranks] + places.packs
     total = int(packs_of.sum())
     bounds = np.searchsorted(number, np.arange(total + 1)).tolist()
     ids, weights = selection.rollout_ids, selection.weights[placed]

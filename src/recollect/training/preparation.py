@@ -9,29 +9,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-import numpy as np
+from typing import Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import whole
+from recollect.base.blocking_face import BlockingFace
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.kernels import load as kernels
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.group import Group
 from recollect.rollouts.takes import checked_sizes
 from recollect.rollouts.train_groups import ANY, GroupSource
-from recollect.training.advantages import Advantage, advantages, rule_of
-from recollect.training.filters import Filter, Filtered, apply_filters
-from recollect.training.metrics import Window, stored, trained
-from recollect.training.packing import BALANCE, QUADRATIC_AT, TOO_LONG, pack
-from recollect.training.selection import Selection
+from recollect.training.advantages import Advantage, rule_of
+from recollect.training.filters import Filter
+from recollect.training.metrics import Window, stored
+from recollect.training.packing import Packing, one_of
 from recollect.training.sinks import Sink
-from recollect.training.sources import Drawn, Mode, Queue, drawn_of, joined
+from recollect.training.sources import Mode, Queue
+from recollect.training.step_maker import StepMaker
 from recollect.training.train_step import JOINS, RankBatch, Reports, Step, check_saved
-
-if TYPE_CHECKING:
-    from recollect.training.blocking import BlockingPreparation
 
 SHORT = ("refill", "allow")
 REMEMBERED = 8  # confirmed steps for which reports may still come
@@ -46,27 +41,24 @@ class HasBuffer(Protocol):
     def buffer(self) -> RolloutBuffer: ...
 
 
-@dataclass(frozen=True)
-class Packing:
-    """How a step is packed: the options of `pack`."""
-
-    max_tokens: int = 8192
-    balance: str = "tokens"
-    too_long: str = "error"
-    arrays: Sequence[str] = ()
-    quadratic_at: int = QUADRATIC_AT
-
-    def __post_init__(self) -> None:
-        whole("max_tokens", self.max_tokens, 1)
-        whole("quadratic_at", self.quadratic_at, 1)
-        _one_of("balance", self.balance, BALANCE)
-        _one_of("too_long", self.too_long, TOO_LONG)
+def _buffer_of(source: RolloutBuffer | HasBuffer) -> RolloutBuffer:
+    found = source.buffer if isinstance(source, HasBuffer) else source
+    if not isinstance(found, RolloutBuffer):
+        raise InvalidValue(
+            f"source: expected a RolloutBuffer, or what has one as `buffer`, got {shown(source)}"
+        )
+    return found
 
 
-def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    if value not in known:
-        expected = " or ".join(map(repr, known))
-        raise InvalidValue(f"{name}: expected {expected}, got {shown(value)}")
+def _sizes_of(batch: int | Mapping[str, int], capacity: int | None) -> dict[str, int]:
+    """The groups of a step by task; `ANY` is the task where all are alike."""
+    sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
+    total = sum(sizes.values())
+    if not total:
+        raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
+    if capacity is not None and total > capacity:
+        raise NeverPossible(f"batch: {total} groups are never there: the capacity is {capacity}")
+    return sizes if isinstance(batch, Mapping) else {ANY: sizes["batch"]}
 
 
 class DataPreparation:
@@ -123,49 +115,39 @@ class DataPreparation:
         sinks: Sequence[Sink] = (),
         first_step: int = 1,
     ) -> None:
-        found = source.buffer if isinstance(source, HasBuffer) else source
-        if not isinstance(found, RolloutBuffer):
-            raise InvalidValue(
-                "source: expected a RolloutBuffer, or what has one as `buffer`, got "
-                f"{shown(source)}"
-            )
-        self.buffer = found
-        sizes = checked_sizes(batch if isinstance(batch, Mapping) else {"batch": batch})
-        if not sum(sizes.values()):
-            raise InvalidValue(f"batch: expected at least one group, got {shown(batch)}")
-        self._drawing = GroupSource(self.buffer.core)
-        capacity = self._drawing.capacity
-        if capacity is not None and sum(sizes.values()) > capacity:
-            raise NeverPossible(
-                f"batch: {sum(sizes.values())} groups are never there: the capacity is {capacity}"
-            )
-        self.sizes = sizes if isinstance(batch, Mapping) else {ANY: sizes["batch"]}
+        self.buffer = _buffer_of(source)
+        self._source = GroupSource(self.buffer.core)
+        self.sizes = _sizes_of(batch, self._source.capacity)
         self.ranks = whole("ranks", ranks, 1)
         self.mode = Queue() if mode is None else mode
         if not isinstance(self.mode, Mode):
             raise InvalidValue(f"mode: expected Queue() or Replay(...), got {shown(mode)}")
         self.mode.check(self.buffer)
-        self.rule = rule_of(advantages)
-        self.filters = tuple(filters)
-        for each in self.filters:
+        rule = rule_of(advantages)
+        rules = tuple(filters)
+        for each in rules:
             if not isinstance(each, Filter):
                 raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(each)}")
         packing = Packing() if pack is None else pack
-        self.packing = packing if isinstance(packing, Packing) else Packing(packing)
+        packing = packing if isinstance(packing, Packing) else Packing(packing)
         kernels.load_packing()  # now, and not while a train step waits
         self.prefetch = whole("prefetch", prefetch, 0)
-        _one_of("short_batch", short_batch, SHORT)
-        _one_of("priority", priority, JOINS)
-        self.short_batch, self.priority = short_batch, priority
+        one_of("short_batch", short_batch, SHORT)
+        one_of("priority", priority, JOINS)
+        self.priority = priority
         self.window = Window(solved_above=solved_above)
         self.sinks = tuple(sinks)
         self.totals = {"train/steps": 0, "train/groups": 0, "train/rollouts": 0, "train/tokens": 0}
+        self._maker = StepMaker(
+            self.buffer, self._source, self.sizes, self.ranks, self.mode, rule, rules, packing,
+            short_batch, self.window,
+        )  # fmt: skip
         self._steps: dict[int, Step] = {}  # prepared, and not confirmed by all
         self._reports: dict[int, Reports] = {}
         self._first = self._next = whole("first_step", first_step, 1)  # the next to prepare
         self._target = self._latest = self._first - 1  # prepare up to here; asked for last
         self._task: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # the one that all calls run in
         self._news: asyncio.Event | None = None  # set, and replaced, when something is prepared
         self._failure: BaseException | None = None
         self._asked: dict[int, float] = {}
@@ -183,15 +165,14 @@ class DataPreparation:
         >>> training.DataPreparation.from_config({**config, "mode": replay}).mode
         Replay(max_uses=4, sampler=Uniform(), fresh_share=None)
         """
-        from recollect.training.configuration import preparation_from_config
+        from recollect.config import make_from_source
+        from recollect.training.configuration import PREPARATION
 
-        return preparation_from_config(config)
+        return make_from_source(DataPreparation, config, PREPARATION)
 
     @property
     def sync(self) -> BlockingPreparation:
         """The same calls, blocking, for threads and for programs without an event loop."""
-        from recollect.training.blocking import BlockingPreparation
-
         if self._blocking is None:
             self._blocking = BlockingPreparation(self)
         return self._blocking
@@ -279,7 +260,7 @@ class DataPreparation:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._give_back(list(self._steps.values()))
+        await self._maker.give_back(list(self._steps.values()))
         self._steps.clear()
         self._tell()
         for sink in self.sinks:
@@ -289,10 +270,10 @@ class DataPreparation:
     def _enter(self) -> None:
         """All calls run in one event loop; `sync` brings those of threads to it."""
         loop = asyncio.get_running_loop()
-        if self._loop is None or self._loop.is_closed():
-            self._loop = loop
+        if self.loop is None or self.loop.is_closed():
+            self.loop = loop
             self._news = asyncio.Event()
-        elif self._loop is not loop:
+        elif self.loop is not loop:
             raise InvalidValue(
                 "this preparation works in another event loop; call it there, or use .sync"
             )
@@ -339,83 +320,21 @@ class DataPreparation:
     async def _prepare(self) -> None:
         try:
             while self._next <= self._target and not self._closed:
-                step = self._next
-                drawn, filtered = await self._drawn(step)
-                try:
-                    self._steps[step] = self._made(step, drawn, filtered)
-                except BaseException:
-                    await self._give_back([drawn])
-                    raise
-                self._next = step + 1
+                self._keep(await self._maker.make(self._next))
+                self._next += 1
                 self._tell()
         except Exception as error:
             self._failure = error
             self._target = self._next - 1
             self._tell()
 
-    async def _drawn(self, step: int) -> tuple[Drawn, Filtered]:
-        """The groups of a step: drawn, filtered, and others in place of those that were dropped."""
-        parts: list[Drawn] = []
-        counts: list[Filtered] = []
-        sizes = dict(self.sizes)
-        try:
-            while True:
-                before = [part.keys for part in parts]
-                without = np.concatenate(before) if before else np.zeros(0, np.uint64)
-                drawn = await self.mode.draw(self._drawing, sizes, step, without)
-                parts.append(drawn)
-                filtered = apply_filters(drawn.selection, self.filters)
-                counts.append(filtered)
-                parts[-1] = replace(drawn, selection=filtered.selection)
-                dropped = drawn.keys[~filtered.selection.group_kept]
-                if dropped.size:
-                    await self._drawing.discard(drawn.leases, dropped)
-                sizes = self._missing(sizes, filtered)
-                full = not sum(sizes.values())
-                some = any(part.selection.group_kept.any() for part in parts)
-                if full or (some and self.short_batch == "allow"):
-                    break
-        except BaseException:  # what was drawn is not lost when this is cancelled
-            await self._give_back(parts)
-            raise
-        kept = _kept(joined(parts))
-        return kept, _added_up(kept.selection, counts)
-
-    async def _give_back(self, parts: Sequence[Drawn | Step]) -> None:
-        for part in parts:
-            for lease in part.leases:
-                await self.buffer.give_back(lease)
-
-    def _missing(self, sizes: Mapping[str, int], filtered: Filtered) -> dict[str, int]:
-        """How many groups of each task the last draw was short of."""
-        kept = filtered.selection.group_kept
-        tasks = filtered.selection.batch.info.task
-        return {
-            task: size - int((kept if task == ANY else kept & (tasks == task)).sum())
-            for task, size in sizes.items()
-            if size
-        }
-
-    def _made(self, step: int, drawn: Drawn, filtered: Filtered) -> Step:
-        selection = filtered.selection
-        found = advantages(selection, self.rule)
-        options = vars(self.packing)
-        packed = pack(selection, ranks=self.ranks, advantages=found, **options)
-        made = Step(step, drawn, selection, packed)
-        made.metrics = trained(
-            selection,
-            step,
-            advantages=found,
-            filtered=filtered,
-            packed=packed,
-            uses=drawn.uses,
-            solved_above=self.window.solved_above,
-        )
-        self._reports[step] = made.reports
+    def _keep(self, made: Step) -> None:
+        """A step was made: it is there until all have confirmed it, its reports a while longer."""
+        self._steps[made.step] = made
+        self._reports[made.step] = made.reports
         for old in [step for step in self._reports if step not in self._steps]:
-            if old < step - REMEMBERED:
+            if old < made.step - REMEMBERED:
                 del self._reports[old]
-        return made
 
     def _serve(self, step: Step) -> None:
         """When the first rank gets a step: what it waited, and the numbers of its moment."""
@@ -440,15 +359,15 @@ class DataPreparation:
         Steps that were prepared and not confirmed are in it by key.
         """
         self._enter()
-        source = self._drawing
-        with source.moment():
-            steps = [step.state(source.held(step.leases)) for step in self._steps.values()]
+        with self._source.moment():
+            held = self._source.held
+            steps = [step.state(held(step.leases)) for step in self._steps.values()]
             return {
                 "format": FORMAT,
                 "steps": steps,
                 "next": self._next,
                 "totals": dict(self.totals),
-                "window": self.window.state(source.group_ids()),
+                "window": self.window.state(self._source.group_ids()),
                 "source": self.buffer.state(),
             }
 
@@ -466,13 +385,9 @@ class DataPreparation:
             self.buffer.restore(saved["source"])
         lost = 0
         for one in steps:
-            step = one["step"]
-            drawn = await self._drawn_again(one, step)
-            lost += len(one["keys"]) - drawn.keys.size
-            filtered = apply_filters(drawn.selection, self.filters)
-            kept = replace(drawn, selection=filtered.selection)
-            self._steps[step] = self._made(step, kept, filtered)
-            made = self._steps[step]
+            made = await self._maker.make_again(one)
+            self._keep(made)
+            lost += len(one["keys"]) - made.keys.size
             made.metrics = {**one["metrics"], **made.metrics}  # with what was served before
             if one["ranks"] == self.ranks:
                 made.confirmed = set(one["confirmed"])
@@ -482,14 +397,6 @@ class DataPreparation:
         self.window.restore(saved["window"])
         return lost
 
-    async def _drawn_again(self, saved: Mapping[str, Any], step: int) -> Drawn:
-        """The groups of a saved step, in their old order; without those that have gone."""
-        keys, leased = (np.array(saved[name], np.uint64) for name in ("keys", "leased"))
-        groups = await self._drawing.sample_again(keys, leased, step)
-        there = np.isin(keys, groups.keys)
-        uses = np.array(saved["uses"], np.int64)[there]
-        return drawn_of(groups, uses, np.array(saved["weights"], np.float64)[there])
-
     def __repr__(self) -> str:
         return (
             f"DataPreparation({self.mode}, {self.ranks} ranks, {len(self._steps)} steps prepared, "
@@ -497,30 +404,37 @@ class DataPreparation:
         )
 
 
-def _added_up(selection: Selection, parts: Sequence[Filtered]) -> Filtered:
-    """What filters did to all draws of a step."""
-    whole_ = Filtered(selection)
-    for part in parts:
-        for mine, theirs in (
-            (whole_.dropped, part.dropped),
-            (whole_.masked, part.masked),
-            (whole_.groups, part.groups),
-        ):
-            for reason, count in theirs.items():
-                mine[reason] = mine.get(reason, 0) + count
-    return whole_
+class BlockingPreparation(BlockingFace):
+    """The same calls as `DataPreparation`, which says what they do, for any number of threads.
 
+    Where nobody awaits the others, it runs an event loop in a thread of its own until `close`.
+    """
 
-def _kept(drawn: Drawn) -> Drawn:
-    """Without the groups that filters dropped whole: they have left."""
-    selection = drawn.selection
-    kept = selection.group_kept
-    if kept.all():
-        return drawn
-    return Drawn(
-        selection.of_groups(kept),
-        drawn.keys[kept],
-        drawn.uses[kept],
-        drawn.weights[kept],
-        drawn.leases,
-    )
+    def __init__(self, preparation: DataPreparation) -> None:
+        super().__init__("recollect-training", InvalidValue)
+        self._preparation = preparation
+
+    def _theirs(self) -> asyncio.AbstractEventLoop | None:
+        return self._preparation.loop
+
+    def put(self, group: Group, *, version: int | None = None) -> int | None:
+        return self.run(self._preparation.put(group, version=version))
+
+    def get(self, rank: int, step: int) -> RankBatch:
+        return self.run(self._preparation.get(rank, step))
+
+    def confirm(self, rank: int, step: int) -> bool:
+        return self.run(self._preparation.confirm(rank, step))
+
+    def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
+        return self.run(self._preparation.report(rank, step, rollout_ids, priority))
+
+    def state(self) -> dict[str, Any]:
+        return self.run(self._preparation.state())
+
+    def restore(self, saved: Mapping[str, Any]) -> int:
+        return self.run(self._preparation.restore(saved))
+
+    def close(self) -> None:
+        self.run(self._preparation.close())
+        self._end()

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from recollect.base.arguments import many
 from recollect.data.batch import Batch
-from recollect.data.columns import ColumnData
-from recollect.data.info import Info
+from recollect.data.column_data import ColumnData
+from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged, offsets_of
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.group import Group
@@ -75,7 +75,7 @@ class Selection:
         batch = self.batch
         arrays = {
             name: array[wanted]
-            for name, array in batch.info._arrays().items()
+            for name, array in info_arrays(batch.info).items()
             if name != "row_offsets"
         }
         arrays["row_offsets"] = offsets_of(np.diff(self.row_offsets)[wanted])
@@ -296,7 +296,7 @@ def join(parts: Sequence[Selection]) -> Selection:
             present[name] = np.concatenate(here)
     counts = [np.diff(batch.info.row_offsets) for batch in batches]
     known = dict.fromkeys(
-        name for batch in batches for name in batch.info._arrays() if name != "row_offsets"
+        name for batch in batches for name in info_arrays(batch.info) if name != "row_offsets"
     )
     arrays = {
         name: np.concatenate([getattr(batch.info, name) for batch in batches]) for name in known

@@ -1,6 +1,6 @@
 """The two ways in which train steps get their groups: `Queue` and `Replay`.
 
-What they draw from a buffer (`rollouts/train_groups.py`) becomes one `Drawn` for each step.
+What they draw from a buffer (`rollouts/train_groups.py`) becomes one `DrawnGroups` for each step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
-from recollect.data.info import LeaseLike
+from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import Groups
@@ -25,7 +25,7 @@ Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnGroups:
     """Groups for a train step.
 
     Attributes:
@@ -43,19 +43,19 @@ class Drawn:
     leases: tuple[LeaseLike, ...]
 
 
-def drawn_of(groups: Groups, uses: Ints, weights: Floats) -> Drawn:
+def drawn_of(groups: Groups, uses: Ints, weights: Floats) -> DrawnGroups:
     """Groups as a draw; each rollout has the weight of its group."""
     selection = select(groups)
     of_rows = np.repeat(weights, np.diff(selection.row_offsets))
     leases = () if groups.lease is None else (groups.lease,)
-    return Drawn(selection.changed(weights=of_rows), groups.keys, uses, weights, leases)
+    return DrawnGroups(selection.changed(weights=of_rows), groups.keys, uses, weights, leases)
 
 
-def joined(parts: Sequence[Drawn]) -> Drawn:
+def joined(parts: Sequence[DrawnGroups]) -> DrawnGroups:
     """Several draws as one, in order."""
     if len(parts) == 1:
         return parts[0]
-    return Drawn(
+    return DrawnGroups(
         join([part.selection for part in parts]),
         np.concatenate([part.keys for part in parts]),
         np.concatenate([part.uses for part in parts]),
@@ -74,7 +74,7 @@ class Mode(ABC):
     @abstractmethod
     async def draw(
         self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
-    ) -> Drawn:
+    ) -> DrawnGroups:
         """Wait for groups of each task, other than some, and draw them for a train step."""
 
 
@@ -84,7 +84,7 @@ class Queue(Mode):
 
     async def draw(
         self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
-    ) -> Drawn:
+    ) -> DrawnGroups:
         groups = await source.take(sizes, step)
         return drawn_of(groups, groups.info.times_sampled, np.ones(len(groups)))
 
@@ -123,7 +123,7 @@ class Replay(Mode):
 
     async def draw(
         self, source: GroupSource, sizes: Mapping[str, int], step: int, without: Keys
-    ) -> Drawn:
+    ) -> DrawnGroups:
         rule = ReplayRule(self.max_uses, self.fresh_share, without)
         parts = await source.sample(sizes, step, rule)
         return joined(

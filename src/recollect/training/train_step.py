@@ -11,7 +11,7 @@ import numpy as np
 from recollect.errors import InvalidValue, shown
 from recollect.training.packing import Pack, Packed
 from recollect.training.selection import Selection
-from recollect.training.sources import Drawn, Keys
+from recollect.training.sources import DrawnGroups, Keys
 
 JOINS = ("mean", "max")
 
@@ -42,7 +42,7 @@ class RankBatch:
 class Step:
     """A step between its preparation and the last confirmation. Belongs to one event loop."""
 
-    def __init__(self, step: int, drawn: Drawn, kept: Selection, packed: Packed) -> None:
+    def __init__(self, step: int, drawn: DrawnGroups, kept: Selection, packed: Packed) -> None:
         self.step = step
         self.keys, self.uses, self.weights = drawn.keys, drawn.uses, drawn.weights
         self.leases = drawn.leases  # and not the rollouts: they are in the packs

@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.data.arrow import Parts, batch_to_arrow, taken_apart
-from recollect.data.batch import Batch
+from recollect.data.arrow import Parts, record_batch, taken_apart
 from recollect.data.columns import Columns
 from recollect.durability.direct_io import BLOCK, WORTH_IT
 
@@ -118,13 +117,12 @@ def stream_of(columns: Columns, at: int = 0) -> list[Any]:
     if form is None:
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
-        some = Batch._make(columns.columns, None, None, columns._present)
-        form = _forms[key] = form_of(batch_to_arrow(some).rows.schema)
+        form = _forms[key] = form_of(record_batch(columns).schema)
     nodes: list[int] = []
     buffers: list[Array | None] = []
     for each in parts:
         _add(each, nodes, buffers)
-    return form.stream(columns._count(), nodes, buffers, at)
+    return form.stream(columns.rows, nodes, buffers, at)
 
 
 def _kind_of(name: str, parts: Parts) -> Any:

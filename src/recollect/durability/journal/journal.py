@@ -6,13 +6,10 @@ What opens and writes it is in `journal_open`, and is imported by what needs it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from recollect.base.arguments import time_span, whole
-from recollect.durability.snapshot.members import Member, RewoundJournal
 from recollect.errors import InvalidValue, shown
 
 SYNC = ("always", "interval", "off")
@@ -59,25 +56,3 @@ class Journal:
 def as_journal(given: Any) -> Journal:
     """A journal, or a path that means one with the defaults."""
     return given if isinstance(given, Journal) else Journal(given)
-
-
-@contextmanager
-def rewinding(members: Iterable[Member]) -> Iterator[Callable[[], None]]:
-    """While a snapshot is loaded into tables and buffers, of which some have a journal.
-
-    What it gives is to be called when all is loaded, under the locks of the members.
-    """
-    with ExitStack() as journals:
-        loaded: list[Callable[[], None]] = []
-        seen: list[RewoundJournal] = []
-        for member in members:
-            journal = member.journal
-            if journal is not None and not any(journal is other for other in seen):
-                seen.append(journal)
-                loaded.append(journals.enter_context(journal.rewinding()))
-
-        def all_loaded() -> None:
-            for each in loaded:
-                each()
-
-        yield all_loaded

@@ -13,8 +13,8 @@ from typing import Any
 
 from recollect.durability.files import LOCAL, Files
 from recollect.durability.journal.journal import Journal
+from recollect.durability.journal.journaled import Journaled
 from recollect.durability.journal.log import BASE, Lock, Log, bases, size
-from recollect.durability.journal.member import Journaled
 from recollect.durability.journal.recovery import Recovery, recover
 from recollect.durability.journal.writer import Writer
 from recollect.errors import JournalError, RecollectError

@@ -247,10 +247,10 @@ class Cursor:
     @property
     def left(self) -> int:
         """How many rows may be taken at once."""
-        while self._batches and self._at >= self._batches[0]._count():
+        while self._batches and self._at >= self._batches[0].rows:
             self._batches.popleft()
             self._at = 0
-        return self._batches[0]._count() - self._at if self._batches else 0
+        return self._batches[0].rows - self._at if self._batches else 0
 
     def take(self, count: int) -> Columns:
         """The next rows; those of one effect are in one batch."""
@@ -262,7 +262,7 @@ class Cursor:
 
 def between(columns: Columns, begin: int, end: int) -> Columns:
     """Some rows, in memory of their own: kernels read arrays that are aligned and contiguous."""
-    if begin == 0 and end == columns._count() and columns.__class__ is Columns:
+    if begin == 0 and end == columns.rows and columns.__class__ is Columns:
         return columns  # made here before
     found: dict[str, Any] = {}
     for name, column in columns.columns.items():
@@ -273,7 +273,7 @@ def between(columns: Columns, begin: int, end: int) -> Columns:
         else:
             found[name] = np.array(part)
     present = {n: np.array(flags[begin:end]) for n, flags in columns.present.items()}
-    return Columns._of(found, present or None)
+    return Columns(found, present or None)
 
 
 def rows_of(columns: Columns, schema: Schema) -> Rows:
@@ -281,7 +281,7 @@ def rows_of(columns: Columns, schema: Schema) -> Rows:
     arrays = [columns.columns.get(name) for name in schema.columns]
     present = columns.present
     flags = [present.get(name) for name in schema.columns]
-    return Rows(columns._count(), arrays, flags, list(schema.columns))
+    return Rows(columns.rows, arrays, flags, list(schema.columns))
 
 
 def decode(payload: memoryview) -> tuple[int, dict[int, Section]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from recollect.durability.files import LOCAL, Files
+from recollect.durability.journal.journaled import Journaled
 from recollect.durability.journal.log import Torn, bases, cut, records
-from recollect.durability.journal.member import Journaled
 from recollect.durability.journal.records import decode
 from recollect.errors import JournalError, RecollectError
 
@@ -63,7 +63,8 @@ def _load_base(folder: Path, members: dict[str, Journaled], found: Recovery, fil
     known = bases(folder, files)
     if not known:
         return
-    from recollect.durability.snapshot.reader import load_snapshot, open_snapshot
+    from recollect.durability.snapshot.loader import load_snapshot
+    from recollect.durability.snapshot.reader import open_snapshot
 
     found.number, path = known[-1]
     found.closed = False

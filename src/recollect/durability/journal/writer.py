@@ -16,11 +16,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from recollect.durability.journal.disk import Disk
+from recollect.durability.journal.journaled import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal.log import Lock, Log, Sections
-from recollect.durability.journal.member import FLUSH_AT, MOST_QUEUED, Journaled
 from recollect.durability.journal.records import MARK, STATE, Entry, encode
 from recollect.errors import JournalError
 
@@ -271,7 +270,7 @@ class Writer:
         stated: dict[int, int] = {}
         for member in self.members:
             if member.position > member.stated and member.owner is not None:
-                lock: Any = member.transaction()
+                lock = member.transaction()
                 # Somebody may wait for us and hold the lock; then the effects go without.
                 if lock.acquire(timeout=PATIENCE):
                     try:

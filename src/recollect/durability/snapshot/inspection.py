@@ -298,8 +298,8 @@ def _rows_differ(
 def _stands(snapshot: Snapshot, name: str) -> NDArray[np.uint64]:
     """The checksum of the file that each item's rows are in, and its place there."""
     found = [np.zeros((0, 2), np.uint64)]
-    for segment in snapshot.entry(name)["segments"]:
-        alive = snapshot._alive(segment)
+    table = snapshot.table(name)
+    for segment, alive in zip(table.entry["segments"], table.alive, strict=True):
         here = np.arange(segment["count"]) if alive is None else np.flatnonzero(alive)
         checksum = int(snapshot.manifest["files"][segment["rows"]]["xxh3"], 16)
         stand = np.empty((here.size, 2), np.uint64)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recollect.base.version import installed_version
 from recollect.durability.files import LOCAL, Files, Syncing, digest
 from recollect.durability.format import FORMAT
 from recollect.durability.progress_bar import bar
@@ -165,7 +166,7 @@ class SnapshotSaving:
         manifest: dict[str, Any] = {
             "format": FORMAT,
             "kind": self._kind,
-            "written_by": _version(),
+            "written_by": installed_version(),
             "id": self.id,
             "sequence": _sequence(target, wanted, files),
             "step": self._step,
@@ -249,12 +250,6 @@ def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
 def _threads() -> ThreadPoolExecutor:
     """Those that read and write rows, which is without the GIL: the disk wants to be fed."""
     return ThreadPoolExecutor(min(2, cores()), "recollect-save")
-
-
-def _version() -> str:
-    from recollect import __version__
-
-    return __version__
 
 
 class _Save:

@@ -6,7 +6,7 @@ from typing import Any
 
 from recollect.errors import InvalidValue, shown
 from recollect.production.prompts.indexed import IndexedPrompts
-from recollect.production.prompts.source_rows import Reading
+from recollect.production.prompts.source_rows import RowReader
 
 
 class HuggingFacePrompts(IndexedPrompts):
@@ -24,7 +24,7 @@ class HuggingFacePrompts(IndexedPrompts):
         n: Rollouts of a group.
         seed: Of the order; None keeps that of the dataset.
         epochs: How many there are; None for no end.
-        columns: The names of columns, and a tokenizer: see `Reading`.
+        columns: The names of columns, and a tokenizer: see `RowReader`.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HuggingFacePrompts(IndexedPrompts):
                 "dataset: expected one split, got several; choose one, such as dataset['train']"
             )
         self._dataset = dataset
-        super().__init__(len(dataset), n, seed=seed, epochs=epochs, reading=Reading(**columns))
+        super().__init__(len(dataset), n, seed=seed, epochs=epochs, reading=RowReader(**columns))
 
     def row(self, index: int) -> Any:
         return self._dataset[index]

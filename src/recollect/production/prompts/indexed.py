@@ -20,7 +20,7 @@ from recollect.errors import InvalidValue, OutOfPrompts, SnapshotError, shown
 from recollect.production.prompts.base import prompt_of
 from recollect.production.prompts.epoch_order import order_of
 from recollect.production.prompts.saved import Saved, from_saved, reference, to_saved
-from recollect.production.prompts.source_rows import Reading
+from recollect.production.prompts.source_rows import RowReader
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 
@@ -31,7 +31,7 @@ class IndexedPrompts(ABC):
     """A source of `count` rows, drawn in an order by seed, epoch after epoch."""
 
     def __init__(
-        self, count: int, n: int, *, seed: int | None, epochs: int | None, reading: Reading
+        self, count: int, n: int, *, seed: int | None, epochs: int | None, reading: RowReader
     ) -> None:
         if count < 1:
             raise InvalidValue(f"{type(self).__name__}: there is no prompt in it")
@@ -50,7 +50,7 @@ class IndexedPrompts(ABC):
 
     @abstractmethod
     def row(self, index: int) -> Any:
-        """One row, as `Reading` takes it."""
+        """One row, as `RowReader` takes it."""
 
     @abstractmethod
     def describe(self) -> str:

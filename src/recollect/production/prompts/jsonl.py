@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recollect.errors import InvalidValue
 from recollect.production.prompts.indexed import IndexedPrompts
-from recollect.production.prompts.source_rows import Reading
+from recollect.production.prompts.source_rows import RowReader
 
 CHUNK = 4 << 20  # bytes that are looked at together
 
@@ -34,7 +34,7 @@ class JsonlPrompts(IndexedPrompts):
         n: Rollouts of a group.
         seed: Of the order; None keeps that of the file.
         epochs: How many there are; None for no end.
-        columns: The names of columns, and a tokenizer: see `Reading`.
+        columns: The names of columns, and a tokenizer: see `RowReader`.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class JsonlPrompts(IndexedPrompts):
         except OSError as error:
             raise InvalidValue(f"path: {self._path} cannot be read: {error.strerror}") from error
         self._begin, self._end = _lines(self._file.fileno())
-        super().__init__(self._begin.size, n, seed=seed, epochs=epochs, reading=Reading(**columns))
+        super().__init__(
+            self._begin.size, n, seed=seed, epochs=epochs, reading=RowReader(**columns)
+        )
 
     def row(self, index: int) -> Any:
         begin, end = int(self._begin[index]), int(self._end[index])

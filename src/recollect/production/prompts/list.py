@@ -7,7 +7,7 @@ from typing import Any
 
 from recollect.errors import InvalidValue, shown
 from recollect.production.prompts.indexed import IndexedPrompts
-from recollect.production.prompts.source_rows import Reading
+from recollect.production.prompts.source_rows import RowReader
 
 
 class ListPrompts(IndexedPrompts):
@@ -24,7 +24,7 @@ class ListPrompts(IndexedPrompts):
         n: Rollouts of a group.
         seed: Of the order; None keeps that of the list.
         epochs: How many there are; None for no end.
-        columns: The names of columns, and a tokenizer: see `Reading`.
+        columns: The names of columns, and a tokenizer: see `RowReader`.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class ListPrompts(IndexedPrompts):
         if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
             raise InvalidValue(f"rows: expected a list of prompts, got {shown(rows)}")
         self._rows = rows
-        super().__init__(len(rows), n, seed=seed, epochs=epochs, reading=Reading(**columns))
+        super().__init__(len(rows), n, seed=seed, epochs=epochs, reading=RowReader(**columns))
 
     def row(self, index: int) -> Any:
         return self._rows[index]

@@ -17,7 +17,7 @@ Tokenize = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
-class Reading:
+class RowReader:
     """How rows are read: the names of their columns, and what makes tokens of a prompt.
 
     A row is text (the prompt), a list of tokens, a list of messages, or a mapping with these

@@ -3,7 +3,7 @@
 A query is a small tree of frozen nodes. It is built from Python (`rc.field("score") > 0.8`),
 from text (`rc.parse("score > 0.8")`) or from a mapping (`{"score": {"gt": 0.8}}`). `bind` checks
 it against a table's fields and makes its values exact in the type of each field; then a storage
-compiles the tree: `mask` here for NumPy, the others next to their storage.
+compiles the tree: `mask` does so here for NumPy, the others stand next to their storage.
 
 One meaning on every storage:
 
@@ -16,7 +16,7 @@ One meaning on every storage:
 - Text and bool have equality and `isin`, and no order: a database may sort text differently.
 """
 
-from recollect.rules.query.binding import FieldType, bind
+from recollect.rules.query.allowed_partitions import allowed_partitions
 from recollect.rules.query.expression import (
     And,
     Compare,
@@ -28,10 +28,10 @@ from recollect.rules.query.expression import (
     field,
     fields_of,
 )
+from recollect.rules.query.field_types import FieldType, bind
 from recollect.rules.query.mapping import as_query, from_mapping
 from recollect.rules.query.masks import FieldValues, mask
 from recollect.rules.query.parser import parse
-from recollect.rules.query.partitioned import split
 
 __all__ = [
     "And",
@@ -43,6 +43,7 @@ __all__ = [
     "Not",
     "Or",
     "Query",
+    "allowed_partitions",
     "as_query",
     "bind",
     "field",
@@ -50,5 +51,4 @@ __all__ = [
     "from_mapping",
     "mask",
     "parse",
-    "split",
 ]

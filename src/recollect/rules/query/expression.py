@@ -1,7 +1,7 @@
 """The expression tree of a query, and `field`, which builds it with Python's operators.
 
-There are five nodes: Compare, IsIn, And, Or, Not. Each knows its text and its mapping; reading
-those two forms back is the business of `text.py` and `mapping.py`. The text is also a node's
+There are five nodes: Compare, IsIn, And, Or, Not. Each knows its text and its mapping; `parser.py`
+and `mapping.py` read those two forms back. The text is also a node's
 identity: two queries are equal when they read the same, which tells 1 from 1.0 and from True.
 """
 
@@ -237,22 +237,22 @@ class Field:
             raise QueryError(f"a field has a name, a str that is not empty, got {self.name!r}")
 
     def __eq__(self, other: object) -> Query:  # type: ignore[override]
-        return self._compare("==", other)
+        return self.compare("==", other)
 
     def __ne__(self, other: object) -> Query:  # type: ignore[override]
-        return self._compare("!=", other)
+        return self.compare("!=", other)
 
     def __lt__(self, other: object) -> Query:
-        return self._compare("<", other)
+        return self.compare("<", other)
 
     def __le__(self, other: object) -> Query:
-        return self._compare("<=", other)
+        return self.compare("<=", other)
 
     def __gt__(self, other: object) -> Query:
-        return self._compare(">", other)
+        return self.compare(">", other)
 
     def __ge__(self, other: object) -> Query:
-        return self._compare(">=", other)
+        return self.compare(">=", other)
 
     def isin(self, values: Iterable[object]) -> Query:
         """The field equals one of `values`."""
@@ -264,7 +264,8 @@ class Field:
         """`low <= field <= high`."""
         return (self >= low) & (self <= high)
 
-    def _compare(self, op: Op, value: object) -> Query:
+    def compare(self, op: Op, value: object) -> Query:
+        """`field op value`, where the operator is known as text."""
         return Compare(self.name, op, value)  # type: ignore[arg-type]  # Compare checks it
 
     def _no_condition(self, other: object = None) -> NoReturn:

@@ -99,10 +99,10 @@ def _operator(field: Field, name: object, value: object, path: str) -> Query:
         case "between", [low, high]:
             return _at(path, lambda: field.between(low, high))
         case "absent", bool():
-            return field._compare("==" if value else "!=", None)
+            return field.compare("==" if value else "!=", None)
         case (("in" | "between" | "absent"), _):
             _fail(path, f"expected {_SHAPES[name]}", value)
-    return _at(path, lambda: field._compare(_COMPARISONS[str(name)], value))
+    return _at(path, lambda: field.compare(_COMPARISONS[str(name)], value))
 
 
 def _at(path: str, build: Callable[[], T]) -> T:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.errors import QueryError
-from recollect.rules.query.binding import FieldType, bind
 from recollect.rules.query.expression import And, Compare, IsIn, Not, Op, Or, Query, Scalar
+from recollect.rules.query.field_types import FieldType, bind
 
 Mask: TypeAlias = NDArray[np.bool_]
 

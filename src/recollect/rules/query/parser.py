@@ -119,7 +119,7 @@ class _Parser:
         field = Field(_unquote(token.text) if token.text[0] == "`" else token.text)
         if op := _OPS.get(self.token.kind):
             self.at += 1
-            return field._compare(op, self._value())
+            return field.compare(op, self._value())
         if self._accept("between"):
             low = self._value()
             self._expect("and", "`and` and the upper bound")
@@ -128,7 +128,7 @@ class _Parser:
             op = "!=" if self._accept("not") else "=="
             if not self._accept("null"):
                 self._expect("absent", "`absent` or `null`")
-            return field._compare(op, None)
+            return field.compare(op, None)
         if self._accept("not"):
             self._expect("in", "`in`")
             return Not(field.isin(self._values()))

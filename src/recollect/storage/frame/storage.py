@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.optional import optional
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels.load import load
 from recollect.rules.selectors import Selector
-from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
+from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.frame.choice import Choosing, Draw
 from recollect.storage.frame.chosen import FrameChosen

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.data.batch import Batch
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import SnapshotError
 from recollect.kernels import layout
 from recollect.kernels.load import load
-from recollect.storage.base import ONE_ROW
 from recollect.storage.copy_thread import cores, in_parts
 from recollect.storage.fields import ABSENT_INT, absent_of
 from recollect.storage.memory.index_set import SHOW

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
 from recollect.kernels.load import load
 from recollect.rules.query import Query, mask
 from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector, Smallest
-from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
+from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.fields import FieldValue
 from recollect.storage.memory.chosen import (
@@ -124,7 +124,7 @@ class MemoryStorage:
             now[layout.A_SHARED_SEALED] = address(id(self._shared.sealed))
 
     # -- what is there --------------------------------------------------------------------------
-    def transaction(self) -> AbstractContextManager[Any]:
+    def transaction(self) -> threading.RLock:
         return self._lock
 
     def __len__(self) -> int:

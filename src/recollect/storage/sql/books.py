@@ -12,9 +12,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from recollect.base.leases import Held, not_held, number_of
+from recollect.base.leases import Held, Lease, not_held, number_of
 from recollect.base.requests import PER_PRODUCER, PRODUCERS, Request, too_old
-from recollect.data.info import Lease
 from recollect.storage.sql.escapes import from_text, to_text
 from recollect.storage.sql.statements import KEYED, Statements
 from recollect.storage.sql.tables import blobs, leases, requests

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.data.arrow import Parts, _arrow_array, _decoded, taken_apart
-from recollect.data.columns import ColumnData, Mask, cleared
+from recollect.data.arrow import Parts, arrow_array, decoded, taken_apart
+from recollect.data.column_data import ColumnData, Mask, cleared
 from recollect.data.dtypes import stored_type
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column, Rows, Schema, row_payload
@@ -124,7 +124,7 @@ def _array(name: str, column: Column, cells: Any, present: Mask | None, count: i
     if present is not None:
         cells = cleared(cells, present)
     if not _as_list(column):
-        return _arrow_array(taken_apart(name, cells, present))
+        return arrow_array(taken_apart(name, cells, present))
     here = np.ones(count, np.bool_) if present is None else present
     size = int(np.prod(column.shape, dtype=np.int64))
     offsets = np.zeros(count + 1, np.int64)
@@ -132,7 +132,7 @@ def _array(name: str, column: Column, cells: Any, present: Mask | None, count: i
     stored = stored_type(name, column.dtype)
     values = np.ascontiguousarray(cells[here]).reshape(-1).view(stored.numpy)
     validity = np.packbits(here, bitorder="little")
-    return _arrow_array(Parts("array", stored, (), count, validity, offsets, values))
+    return arrow_array(Parts("array", stored, (), count, validity, offsets, values))
 
 
 def _column(name: str, column: Column, cells: Any) -> tuple[ColumnData, Mask | None]:
@@ -140,7 +140,7 @@ def _column(name: str, column: Column, cells: Any) -> tuple[ColumnData, Mask | N
     stored = stored_type(name, column.element)
     marker = stored.name if stored.marked else None
     shape = None if _as_list(column) or not column.shape else column.shape
-    data, present = _decoded(name, cells, marker, shape)
+    data, present = decoded(name, cells, marker, shape)
     if column.optional and present is None:
         present = np.ones(len(cells), np.bool_)
     if _as_list(column):

@@ -1,4 +1,4 @@
-"""Checking a query against the fields of a table, and making its values exact.
+"""The types of fields, and the check of a query against them, which makes its values exact.
 
 A bound query compares a field only with values of the field's own type, so that a storage never
 rounds and never overflows: an int field meets ints from -2**63 to 2**64 - 1, a float field meets

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class BlockingFace(ABC):
     """Runs coroutines on the event loop of what it is the face of, for any number of threads.
 
-    Where nobody runs one, it does, in a thread of its own, until `_end`.
+    Where nobody runs an event loop, it runs one in a thread of its own, until `_end`.
     """
 
     def __init__(self, name: str, error: type[RecollectError]) -> None:
@@ -60,7 +60,7 @@ class BlockingFace(ABC):
             return self._own
 
     def _end(self) -> None:
-        """The end of the thread, where this has one."""
+        """Stop the event loop and the thread, where this face has its own."""
         with self._lock:
             if self._own is not None and self._thread is not None:
                 self._own.call_soon_threadsafe(self._own.stop)

@@ -9,15 +9,18 @@ from recollect.rules.query.expression import And, Compare, IsIn, Or, Query, Scal
 Allowed = frozenset[Scalar | None]
 
 
-def split(query: Query, partition_fields: Sequence[str]) -> tuple[dict[str, Allowed], Query | None]:
+def allowed_partitions(
+    query: Query, partition_fields: Sequence[str]
+) -> tuple[dict[str, Allowed], Query | None]:
     """The values that `query` allows per partition field, and the rest of the query, if any.
 
     `query` is bound. None among the values stands for 'absent'; an empty set means that no item
     can match; a partition field that is missing from the dict may have any value.
 
     >>> import recollect as rc
-    >>> from recollect.rules.query import split
-    >>> allowed, rest = split(rc.parse("task = 'math' and score > 0.8"), ["task", "status"])
+    >>> from recollect.rules.query import allowed_partitions
+    >>> query = rc.parse("task = 'math' and score > 0.8")
+    >>> allowed, rest = allowed_partitions(query, ["task", "status"])
     >>> allowed, str(rest)
     ({'task': frozenset({'math'})}, 'score > 0.8')
     """
