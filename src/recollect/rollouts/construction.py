@@ -18,6 +18,7 @@ from recollect.rollouts.group_columns import ROWS, SHARED, check_cell
 from recollect.rollouts.own_state import restore_own
 from recollect.rollouts.puts import STALEST_FIRST
 from recollect.rollouts.staleness import StalenessRules
+from recollect.rules.query import FieldType
 from recollect.rules.selectors import Selector
 from recollect.storage.base import Storage
 from recollect.storage.fields import parse_tags
@@ -84,10 +85,7 @@ def new_core(
     for need in needed:
         check_cell("needs", need)
     archive = flag("archive", archive)
-    kinds = parse_tags(tags)
-    for tag in OWN_TAGS:
-        if tag in kinds:
-            raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
+    kinds = _checked_tags(tags)
     table = Table(
         name,
         capacity=LARGEST_CAPACITY if capacity is None else capacity,
@@ -118,6 +116,14 @@ def new_core(
 
         open_journal(core, journal)
     return core
+
+
+def _checked_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
+    kinds = parse_tags(tags)
+    for tag in OWN_TAGS:
+        if tag in kinds:
+            raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
+    return kinds
 
 
 # -- groups that are in the storage from before, such as a database after a restart ---------------

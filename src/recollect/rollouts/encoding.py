@@ -71,8 +71,7 @@ class Encoded:
     columns: list[Stored]
     present: list[Mask | None]
     arrays: dict[str, Cells]
-    shared: list[Stored]
-    shared_present: list[Mask | None]
+    shared: Rows
     count: int
     status: Status
     version: int  # -1: none
@@ -342,8 +341,7 @@ def _encode_shared(encoded: Encoded, group: Group) -> None:
         json_of([about or None]),
         json_of([_blob_names(group.blobs)]),
     ]
-    encoded.shared = [column for column, _ in columns]
-    encoded.shared_present = [present for _, present in columns]
+    encoded.shared = Rows(1, [column for column, _ in columns], [here for _, here in columns])
     encoded.blobs = {}
     if not group.blobs and encoded.columns[BLOBS] is None:
         return

@@ -298,17 +298,22 @@ def finished(
         present["loss_mask"] = np.ones_like(stored_mask)
     present["versions"] = stored_versions | stamped
     if archive and Status.ARCHIVED.value in batch.info.status.tolist():
-        statuses = batch.info.status
-        archived = np.repeat(statuses == Status.ARCHIVED.value, np.diff(batch.info.row_offsets))
-        codes = columns["status"]
-        assert isinstance(codes, np.ndarray)
-        columns["status"] = np.where(archived, np.int8(ARCHIVED), codes)
+        _mark_archived(batch)
     groups = Groups(batch, masked, blobs)
     if copied is not None:
         if np.count_nonzero(present["own_prompt_ids"]) == 0:
             groups._batch = visible(batch)
         copied()
     return groups
+
+
+def _mark_archived(batch: Batch) -> None:
+    """Archiving a group changes its status, and not those of its rows: they get it here."""
+    archived = batch.info.status == Status.ARCHIVED.value
+    codes = batch.columns["status"]
+    assert isinstance(codes, np.ndarray)
+    of_rows = np.repeat(archived, np.diff(batch.info.row_offsets))
+    batch.columns["status"] = np.where(of_rows, np.int8(ARCHIVED), codes)
 
 
 def _between(batch: Batch, begin: int, end: int) -> Batch:

@@ -189,9 +189,8 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
     if encoded.arrays:
         _fit_arrays(core, encoded)
     rows = rows_in(encoded, core.column_names())
-    shared = Rows(1, encoded.shared, encoded.shared_present)
     if core.capacity is not None or core.capacity_bytes is not None:
-        full = make_room(core, group, encoded, rows, shared, replaced)
+        full = make_room(core, group, encoded, rows, replaced)
         if full is not None:
             return full if isinstance(full, Blocked) else None
     if _add_columns(core, encoded):  # now, because what waits or is refused leaves no trace
@@ -200,7 +199,7 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
         core.remove(np.array([replaced], np.uint64), "replaced")
     lacks = core.queues.lacking(encoded.columns, encoded.present, encoded.arrays)
     encoded.fields["ready"] = not any(need in lacks for need in core.needs)
-    key = _insert(core, encoded, rows, shared)
+    key = _insert(core, encoded, rows)
     entry = encoded.entry
     entry.put_at = table.clock.time()
     core.entries[key] = entry
@@ -221,13 +220,13 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
     return key
 
 
-def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> int:
+def _insert(core: RolloutCore, encoded: Encoded, rows: Rows) -> int:
     """Store what was encoded, for which there is room; returns its key."""
     table = core.table
     if core.capacity is not None and len(core.storage) >= core.capacity:
         exceed(core)
     inserted = Insert(
-        rows, shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0,
+        rows, encoded.shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0,
         {}, None, table.schemas.rows, table.schemas.shared, None, core=table,
     ).attempt()  # fmt: skip
     assert not isinstance(inserted, Blocked)

@@ -33,12 +33,7 @@ OLDEST_FIRST = Fifo()  # one object: a storage finds its plan by it
 
 
 def make_room(
-    core: RolloutCore,
-    group: Group,
-    encoded: Encoded,
-    rows: Rows,
-    shared: Rows,
-    replaced: int | None,
+    core: RolloutCore, group: Group, encoded: Encoded, rows: Rows, replaced: int | None
 ) -> Blocked | str | None:
     """None where there is room now; else why not, or that the group was discarded.
 
@@ -52,7 +47,7 @@ def make_room(
     if core.capacity is not None:
         items = len(core.storage) + (replaced is None) - core.capacity
     if core.capacity_bytes is not None:
-        nbytes = _missing_bytes(core, encoded, rows, shared, replaced)
+        nbytes = _missing_bytes(core, encoded, rows, replaced)
     spared = NO_KEYS if replaced is None else np.array([replaced], np.uint64)
     if reserved:
         if core.overflow != "drop_stalest":
@@ -92,11 +87,9 @@ def _crowded(core: RolloutCore, items: int, replaced: Keys) -> bool:
     return items + again > _archived(core)
 
 
-def _missing_bytes(
-    core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows, replaced: int | None
-) -> int:
+def _missing_bytes(core: RolloutCore, encoded: Encoded, rows: Rows, replaced: int | None) -> int:
     """Bytes that must leave before a group comes, 0 or less where it fits."""
-    payload = _payload(core, rows, shared)
+    payload = _payload(core, rows, encoded.shared)
     if encoded.arrays:  # those of a new name have no column yet
         names = core.columns
         new = [c for name, (c, _) in encoded.arrays.items() if ARRAYS + name not in names]
