@@ -59,7 +59,7 @@ class Accounts:
         account.recently_taken += count
 
     def drew(self, tasks: Iterable[str]) -> None:
-        """Groups of these tasks were sampled; whoever reuses groups does not let them starve."""
+        """Groups of these tasks were sampled; a task that is sampled from does not starve."""
         for task, count in Counter(tasks).items():
             account = self[task]
             account.sampled += count
@@ -76,7 +76,7 @@ class Accounts:
             account = self[task]
             expired, taken = account.recently_expired, account.recently_taken
             starves = expired >= STARVING and expired > taken
-            if account.starves:  # until it clearly does not, so that it is said once
+            if account.starves:  # it goes on until it clearly ends, so that the warning comes once
                 starves = 2 * expired > taken
             if starves and not account.starves:
                 log.warning(
@@ -97,7 +97,7 @@ class Accounts:
         now: float,
         train_step: int,
     ) -> dict[str, dict[str, Any]]:
-        """All of it as plain data; `counts` has stored, leased and archived groups."""
+        """Plain data; `counts` has, by task, how many groups are stored, leased and archived."""
         by_task: dict[str, list[GroupEntry]] = {}
         for entry in entries:
             if entry.trained:
@@ -111,7 +111,7 @@ class Accounts:
                 "put": account.put,
                 "stored": stored,
                 "leased": leased,
-                "archived": archived,  # those have left, as trained
+                "archived": archived,  # these have left, with the reason `trained`
                 "taken": account.taken,
                 "sampled": account.sampled,
                 "expired": account.expired,
@@ -134,7 +134,7 @@ class Accounts:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """What `state` returned."""
+        """Go back to what `state` returned."""
         self._tasks = {}
         for task, counts in state.items():
             account = self[task]
@@ -143,7 +143,7 @@ class Accounts:
 
 
 def _quantiles(values: list[float]) -> dict[str, float]:
-    """By name, such as p50; none where there is nothing."""
+    """Quantiles by name, such as p50; empty where there are no values."""
     if not values:
         return {}
     found = np.quantile(np.array(values, np.float64), QUANTILES).tolist()

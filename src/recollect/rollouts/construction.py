@@ -33,7 +33,7 @@ OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
 
 
 class BufferOwner:
-    """What a buffer is to its table: snapshots and journals of a store save the rest with it."""
+    """A buffer as its table knows it: what snapshots and journals of the table save and follow."""
 
     def __init__(self, core: RolloutCore) -> None:
         self._core = core

@@ -98,7 +98,7 @@ class RolloutCore:
         self.recorder: BufferRecorder | None = None
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
         self.keeps_trained = False  # whether trained groups stay until `rewind.forget_trained`
-        self.ever_archived = archive  # whether there may be trained groups: rows do not say it
+        self.ever_archived = archive  # whether a trained group was ever kept
         self.unkept = 0  # the last step whose trained groups did not stay
         self._names = (self.table.schemas.rows, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
@@ -216,7 +216,7 @@ class RolloutCore:
         entries: list[GroupEntry],
         counts: Mapping[str, int],
     ) -> None:
-        """The same, for groups whose entries are out already, and counted by task."""
+        """The same, for groups whose entries were taken out and counted by task before."""
         names = [entry.group_id for entry in entries]
         known = list(map(self.by_id.pop, names, keys))
         if known != keys:  # a group was put again since: that one stays
@@ -249,7 +249,7 @@ class RolloutCore:
                 self.index.forget(key)
 
     def leave_account(self, keys: Keys, reason: str) -> None:
-        """Groups are done with, and stay for those who look back."""
+        """Groups are done with: they count as left, and stay for those who look back."""
         entries = self.entries_of(keys)
         self.unfollow(keys.tolist(), entries)
         self._count_and_tell(self.storage.get(keys, None), entries, tally(entries), reason)
@@ -271,7 +271,7 @@ class RolloutCore:
     def _count_and_tell(
         self, chosen: Chosen, entries: list[GroupEntry], counts: Mapping[str, int], reason: str
     ) -> None:
-        """Once for each group: what is in the archive was told of when it was confirmed."""
+        """Count groups and tell of them; those in the archive were counted when confirmed."""
         kind = KIND_OF.get(reason, "discarded")
         if self.ever_archived:
             counts = tally(entry for entry in entries if not entry.trained)
@@ -324,7 +324,7 @@ class RolloutCore:
     def choose(
         self, keys: Keys, step: int | None = None, lease: Lease | None = None
     ) -> ChosenGroups:
-        """Groups by key, for a train step, where None for the present one."""
+        """Groups by key, to be read for a train step; None is the present one."""
         chosen = self.storage.get(keys, None)
         blobs = self.blobs_of(self.entries_of(keys))
         return ChosenGroups(chosen, self.train_step if step is None else step, blobs, lease)

@@ -65,7 +65,7 @@ class RolloutIndex:
                     del self.keys[rollout_id]
 
     def _uncover(self, keys: dict[str, int], rollout_id: str, key: int) -> None:
-        """One of several groups that have a rollout leaves: the newest of the others is found."""
+        """A group leaves, and others have the same rollout: the newest of them is found now."""
         older = self._older[rollout_id]
         if keys[rollout_id] == key:
             keys[rollout_id] = older.pop()

@@ -53,7 +53,8 @@ def advance(core: RolloutCore, train_step: Any) -> Verb[dict[str, int]]:
 
 
 def advance_to(core: RolloutCore, step: int | None) -> dict[str, int]:
-    """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
+    """Expire what is due at a step. One that is ahead is the new train step, and may show that a
+    task starves."""
     if step is None or step <= core.train_step:
         return expire_due(core)
     core.train_step = step
@@ -93,7 +94,7 @@ def verdict(rule: Staleness, attempt: int) -> str | None:
 def judge_again(
     core: RolloutCore, keys: Keys, tasks: Sequence[str], columns: Sequence[Stored], starts: Ints
 ) -> None:
-    """The masks of stored groups are others now: so may be the steps at which they expire."""
+    """The loss masks of stored groups changed, and so may the steps at which they expire."""
     expires = group_expiry(columns, starts, tasks, core.rules)[1]
     fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
     core.set_fields(keys, fields)
@@ -217,6 +218,7 @@ def _settle(
 
 
 def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
+    """Rows whose stale rollouts are back at their prompt."""
     columns: list[Stored] = []
     present: list[Mask | None] = []
     fresh = ~stale
@@ -243,7 +245,7 @@ def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
 
 
 def _emptied(column: Ragged, kept: Mask) -> Ragged:
-    """A column whose other cells are empty."""
+    """A column in which all cells but the kept ones are empty."""
     lengths = column.lengths
     values = column.values[np.repeat(kept, lengths)]
     return Ragged._make(values, offsets_of(np.where(kept, lengths, 0)), column.kind)

@@ -110,7 +110,7 @@ class Groups(Sequence[Group]):
         return self._whole.info.lease
 
     def forget_lease(self) -> None:
-        """The groups are whose they are for good, and under no lease any more."""
+        """Whoever has the groups keeps them: they are under no lease any more."""
         self._whole.info.lease = None
 
     @property
@@ -252,12 +252,12 @@ def finished(
     *,
     archive: bool = True,
 ) -> Groups:
-    """A batch as it was stored, made into what trains.
+    """Make of a batch as it was stored the groups that train.
 
     `limits` is the lowest version whose tokens are fresh: one for all, or one per group. A rollout
-    that was stored without a mask has one in the batch, and as an object only where some token
-    is stale: what is fresh may still grow. Where tokens are still copied, `copied` waits for them.
-    Without an `archive` no group can be archived.
+    that was stored without a mask has one in the batch. Its object has one only where some token
+    is stale, because a rollout without a mask may still grow. `copied` waits for tokens that are
+    being copied. `archive` says whether some groups may be archived.
     """
     columns, present = batch.columns, batch.present
     response = columns["response_ids"]

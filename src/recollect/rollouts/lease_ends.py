@@ -88,7 +88,7 @@ def release(core: RolloutCore, owner: Any) -> Verb[int]:
 def archive(core: RolloutCore, keys: Keys, step: int, lease: Lease | None = None) -> None:
     """Under the lock: hidden groups are trained and stay; nobody takes, expires or claims them.
 
-    Those that were trained before, and that somebody looked at, stay as they are.
+    Those that were trained before, and leased only to be looked at, stay as they are.
     """
     storage, table = core.storage, core.table
     core.ever_archived = True

@@ -97,7 +97,7 @@ def _make_room_directly(core: RolloutCore, capacity: int, task: str) -> bool:
             return False
         core.overflowed(core.short_put.evict(STALEST_FIRST))
         return True
-    # where not: what is free is promised to others
+    # unless all that is free is promised to others
     return promises - (task in promised) < free or core.overflow == "drop_stalest"
 
 
@@ -172,7 +172,7 @@ def _store_stale(
     else:
         fresh = encode(without_stale(group, stale), version, rule, core.tags)
         key = _store(core, group, fresh)
-        if key is None or isinstance(key, Blocked):  # for want of room, and nothing else
+        if key is None or isinstance(key, Blocked):  # there is no room, and nothing changed
             return key
         account.retried += 1
         if core.events.wants("retried"):
@@ -193,7 +193,7 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
         full = make_room(core, group, encoded, rows, replaced)
         if full is not None:
             return full if isinstance(full, Blocked) else None
-    if _add_columns(core, encoded):  # now, because what waits or is refused leaves no trace
+    if _add_columns(core, encoded):  # only now: what waits or is refused leaves no column
         rows = rows_in(encoded, core.column_names())
     if replaced is not None:
         core.remove(np.array([replaced], np.uint64), "replaced")
@@ -204,7 +204,9 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
     entry.put_at = table.clock.time()
     core.entries[key] = entry
     core.by_id[group.group_id] = key
-    entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
+    entry.trained = (
+        encoded.status is Status.ARCHIVED
+    )  # in another buffer: it is kept to be looked at
     core.ever_archived = core.ever_archived or entry.trained
     core.index.stored(key, entry, encoded.ids)
     if encoded.blobs:
@@ -249,7 +251,7 @@ def _fit_arrays(core: RolloutCore, encoded: Encoded) -> None:
 
 
 def _add_columns(core: RolloutCore, encoded: Encoded) -> bool:
-    """Have a column for each array; whether one was new."""
+    """Add the columns of arrays that have none yet; returns whether there were any."""
     columns = core.columns if encoded.arrays else {}
     new = [name for name in encoded.arrays if ARRAYS + name not in columns]
     for name in new:

@@ -79,7 +79,7 @@ def take_batch(
     shares = {}
     for task, size in wanted.items():
         if size:
-            core.rules[task]  # a task that no put may bring is not waited for
+            core.rules[task]  # raises for a task that no put may bring
         shares[task] = (size, core.where(task, Status.COMPLETED, True, where))
 
     def attempt() -> ChosenGroups | Blocked:
@@ -109,8 +109,8 @@ def _missing(core: RolloutCore, shares: Shares) -> Blocked | None:
             absent += size - here
             lacking = core.queues.missing_in(task)
             failed = core.storage.available(core.where(task, Status.FAILED, None))[0]
-            spoilt = f" and {failed} FAILED" if failed else ""
-            needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{spoilt}{lacking}")
+            failures = f" and {failed} FAILED" if failed else ""
+            needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{failures}{lacking}")
     return Blocked("; ".join(needs), absent) if needs else None
 
 
@@ -120,7 +120,7 @@ def _hand_out(
     """Choose all shares, and lease or remove them."""
     table = core.table
     followed = bool(table.effects.followers) or core.events.wants("taken")
-    hide = span is not None or followed  # who is told holds only what it reads: see `remove`
+    hide = span is not None or followed  # `remove` then keeps only what is read
     chosen = _choose(core, shares, hide=hide)
     if isinstance(chosen, MemoryChosen):
         chosen.begin()  # tokens are copied while groups are counted
@@ -194,7 +194,7 @@ def sample(
             "ask for fewer, or make the buffer larger"
         )
     if task is not None:
-        core.rules[text("task", task)]  # what no put may bring is not waited for
+        core.rules[text("task", task)]  # raises for a task that no put may bring
     bound = core.where(task, Status.COMPLETED, True, where)
 
     def attempt() -> ChosenGroups | Blocked:
