@@ -20,7 +20,6 @@ SAME_MEANING = {
     "indexes": "what finds items by an order or a weight; `kernels` has the loops of it",
     "items": "the items of a storage; `kernels` has the loops of it",
     "journaled": "how a member writes a journal, and comes back from it",
-    "member": "a member of a store, as durability sees it",
     "orders": "how items are ordered; `kernels` has the loops of it",
     "packing": "rollouts put into packs; `kernels` has the loops of it",
     "persistence": "how a buffer is saved and loaded",

@@ -14,7 +14,7 @@ WORKLOAD = Workload(
     operations=(
         Operation("insert", 1),
         Operation("insert", 64),
-        Operation("insert", 1024, must=0.9, aim=1.2),
+        Operation("insert", 1024, must=0.75, aim=1.2),
         Operation("sample", 256, must=1.8, aim=3),
         Operation("sample", 4096, must=1.3, aim=2.5),
     ),

@@ -372,7 +372,7 @@ def steps(worker: Worker, folder: Path, kills: int, seed: int, sync: str) -> int
         for call in done:
             told[call["env"]] = call["count"]
         buffer = work.make_steps(journal)
-        newest = [int(row) for row in buffer._rings.newest]
+        newest = [int(row) for row in buffer.core.rings.newest]
         if len(buffer):
             rows = buffer.to_arrow().to_pydict()
             assert [obs[0] - 0.5 for obs in rows["obs"]] == rows["step"]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from journal_state import flushed_copy
+from replay_starts import start_keys
 
 import recollect as rc
 from recollect.kernels import steps_layout as sl
@@ -97,15 +98,15 @@ class Caller:
 
 
 def buffer_state(buffer: rc.ReplayBuffer) -> dict[str, Any]:
-    rings, drawing = buffer._rings, buffer._store.drawing
+    rings, draws = buffer.core.rings, buffer.core.draws
     state: dict[str, Any] = {
         name: value for name, value in buffer.stats().items() if not name.startswith("waiting")
     }
     state["steps"] = buffer.to_arrow().to_pylist() if len(buffer) else []
     state["episodes"] = buffer.episodes().to_pandas().to_dict() if len(buffer) else {}
     state["newest"], state["oldest"] = rings.newest.tolist(), rings.oldest.tolist()
-    state["random"] = drawing.random.tolist()
-    state["calls"], state["credit"] = drawing.calls, drawing._credit
+    state["random"] = draws.random.tolist()
+    state["calls"], state["credit"] = draws.calls, draws.credit
     state["overwritten"] = int(rings.now[sl.OVERWRITTEN])
     stored = [
         (env * rings.ring + row % rings.ring)
@@ -114,7 +115,7 @@ def buffer_state(buffer: rc.ReplayBuffer) -> dict[str, Any]:
     ]
     state["priority"] = None if rings.priority is None else rings.priority[stored].tolist()
     state["flags"] = rings.flags[stored].tolist()
-    state["starts"] = buffer._legal_starts().tolist() if len(buffer) else []
+    state["starts"] = start_keys(buffer).tolist() if len(buffer) else []
     return state
 
 

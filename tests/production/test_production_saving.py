@@ -217,7 +217,7 @@ def test_a_full_disk_commits_nothing_and_the_next_save_works(tmp_path: Path) -> 
         for fault in range(1, 200):
             files = Faulty(fault, "full")
             try:
-                async with saving.checkpoint(life.manager, None, 2, files=files) as checkpoint:
+                async with life.manager.checkpoint(None, 2, files=files) as checkpoint:
                     (checkpoint.dir / "model.pt").write_bytes(b"2")
             except SnapshotError:
                 failed += 1
@@ -282,7 +282,7 @@ def test_the_last_checkpoints_are_kept(tmp_path: Path) -> None:
         life = Life(checkpoints=tmp_path)
         for step in range(1, 6):
             await life.train(step, step)
-            async with saving.checkpoint(life.manager, step=step, keep_last=2):
+            async with life.manager.checkpoint(step=step, keep_last=2):
                 pass
         assert len(list(tmp_path.iterdir())) == 2
         assert latest_checkpoint(tmp_path, 4) is not None

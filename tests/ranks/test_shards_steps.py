@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_starts import start_keys
 from shard_contents import episodes_of
 
 import recollect as rc
+from recollect.replay.persistence import StepsMember
 
 RANKS = range(1, 10)
 
@@ -35,7 +37,7 @@ def fill(buffer: rc.ReplayBuffer, rank: int, random: np.random.Generator, **extr
                 terminated=bool(ends and step % 2), truncated=bool(ends and not step % 2), **extra,
             )  # fmt: skip
             begun = ends
-    keys = buffer._legal_starts()
+    keys = start_keys(buffer)
     if keys.size:
         buffer.update_priorities(keys, random.random(keys.size) + 0.01)
         buffer.sample(7)
@@ -55,7 +57,7 @@ def starts(buffers: list[rc.ReplayBuffer], **kind: Any) -> Counter[Any]:
     """The steps that may begin a transition or a sequence, by what is stored there."""
     found: Counter[Any] = Counter()
     for buffer in buffers:
-        keys = buffer._legal_starts(**kind)
+        keys = start_keys(buffer, **kind)
         table = buffer.to_arrow().to_pydict() if len(buffer) else {"env_id": []}
         place = {
             (env << 44) | step: at
@@ -111,11 +113,11 @@ def test_every_episode_is_in_one_shard_with_every_row(saved: int, tmp_path: Path
 
 def check_priorities(part: rc.ReplayBuffer) -> None:
     """Trees, probabilities and the start of new steps are those of the priorities."""
-    keys = part._legal_starts()
+    keys = start_keys(part)
     if not keys.size:
         return
     weights = {}
-    rings = part._rings
+    rings = part.core.rings
     for key in keys.tolist():
         env, row = key >> 44, key & ((1 << 44) - 1)
         weights[key] = rings.priority[env * rings.ring + row % rings.ring] ** 0.7
@@ -196,16 +198,16 @@ def test_frames_before_a_cut_are_not_made_up(tmp_path: Path) -> None:
         assert (np.diff(frames, axis=1) == 1).all()
         assert (frames[:, 0] % 100 >= 4).all()
     part.extend(obs=np.zeros((95, 1)), reward=np.ones(95))  # until a head is overwritten again
-    legal = part._legal_starts()
+    legal = start_keys(part)
     fresh = rc.ReplayBuffer(100, frame_stack=3)
-    fresh._member().restore(*_captured(part))
-    assert fresh._legal_starts().tolist() == legal.tolist()  # the index is what a scan finds
+    StepsMember(fresh.core).restore(*_captured(part))
+    assert start_keys(fresh).tolist() == legal.tolist()  # the index is what a scan finds
 
 
 def _captured(buffer: rc.ReplayBuffer) -> tuple[Any, ...]:
     from recollect.storage.memory.capture import saved_of
 
-    member = buffer._member()
+    member = StepsMember(buffer.core)
     captured = member.capture()
     member.finish(captured)
     saved = saved_of(captured.items)

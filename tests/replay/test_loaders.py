@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet
 import pytest
+from replay_starts import start_keys
 
 import recollect as rc
 from recollect.replay import file_writer as writing
@@ -74,7 +75,7 @@ def read(kind: str, path: Any, **options: Any) -> rc.ReplayBuffer:
 
 def transitions(buffer: rc.ReplayBuffer) -> rc.Batch:
     """All that can be drawn, in order of key."""
-    count = len(buffer._legal_starts())
+    count = len(start_keys(buffer))
     if not count:
         return rc.Batch({})
     batch = buffer.sample(count, replace=False, timeout=0)
@@ -87,7 +88,7 @@ def assert_same(left: rc.ReplayBuffer, right: rc.ReplayBuffer) -> None:
     assert left.episodes().equals(right.episodes())
     assert transitions(left).equals(transitions(right))
     for length, mode in ((3, "pad"), (4, "reset"), (2, "stop")):
-        starts = [b._legal_starts(length, across_episodes=mode).tolist() for b in (left, right)]
+        starts = [start_keys(b, length, across_episodes=mode).tolist() for b in (left, right)]
         assert starts[0] == starts[1]
     assert {n: str(c) for n, c in left.columns.items()} == {
         n: str(c) for n, c in right.columns.items()
@@ -164,7 +165,7 @@ def test_the_steps_of_a_file_are_those_of_one_moment(tmp_path: Path) -> None:
     """Inserts between two pieces do not show, though they overwrite everything."""
     buffer = played(steps=400)
     expected = buffer.to_arrow()
-    exported = writing.Exported(buffer)
+    exported = writing.Exported(buffer.core)
     exported._piece = 50
     pieces = exported.pieces()
     found = [next(pieces)]

@@ -366,7 +366,7 @@ def seen(buffer: rc.ReplayBuffer) -> dict[str, Any]:
         "nbytes": buffer.nbytes,
         "repr": repr(buffer),
     }
-    if buffer._closed:
+    if buffer.core.closed:
         return facts
     facts["stats"] = buffer.stats()
     facts["starts"] = legal_starts(buffer)
@@ -376,7 +376,7 @@ def seen(buffer: rc.ReplayBuffer) -> dict[str, Any]:
 
 def what_follows(buffer: rc.ReplayBuffer) -> list[Any]:
     """What a buffer does next: draws with all their cells, and the keys of new steps."""
-    if buffer._closed:
+    if buffer.core.closed:
         return []
     found: list[Any] = []
     count = len(legal_starts(buffer))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raw_ring import find_episodes
 
 import recollect as rc
-from recollect.replay.episodes import find_episodes
 
 
 def buffer_of(capacity: int = 100, **options: Any) -> rc.ReplayBuffer:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_starts import looked_at
 
 import recollect as rc
 
@@ -61,10 +62,10 @@ SAMPLERS = {"uniform": rc.Uniform(), "prioritized": rc.Prioritized()}
 
 def visits(buffer: rc.ReplayBuffer, call: Callable[[rc.ReplayBuffer], Any]) -> float:
     """Rows and nodes looked at in one call, on average over many."""
-    before = buffer._visits
+    before = looked_at(buffer)
     for _ in range(50):
         call(buffer)
-    return (buffer._visits - before) / 50
+    return (looked_at(buffer) - before) / 50
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_starts import start_keys
 
 import recollect as rc
 
@@ -45,7 +46,7 @@ def use(buffer: rc.ReplayBuffer, seed: int, calls: int) -> list[Any]:
         batch = buffer.sample(5)
         seen += [batch.info.keys.tolist(), batch["next_obs"].tolist(), batch.info.weights.tolist()]
         buffer.update_priorities(batch.info.keys, np.where(rng.random(5) < 0.2, 0, rng.random(5)))
-        if buffer._legal_starts(3).size:
+        if start_keys(buffer, 3).size:
             seen.append(buffer.sample_sequences(2, 3)["obs"].tolist())
         if len(buffer.episodes()["length"]) > 6:
             seen.append(buffer.sample_episodes(1)["reward"].tolist())
@@ -111,7 +112,7 @@ def test_a_smaller_buffer_holds_what_it_would_have_held(capacity: int, tmp_path:
     loaded = other.load(tmp_path / "s")
     assert loaded.evicted.get("steps", 0) == len(buffer) - len(oracle)
     assert state(other)[1:] == state(oracle)[1:]
-    assert other._legal_starts().tolist() == oracle._legal_starts().tolist()
+    assert start_keys(other).tolist() == start_keys(oracle).tolist()
     assert other.stats()["rows"] == oracle.stats()["rows"]
     stats = other.stats()
     assert stats["inserts"] - stats["removals"] == len(other)
@@ -123,7 +124,7 @@ def test_a_larger_buffer_has_room_for_more(tmp_path: Path) -> None:
     buffer.save(tmp_path / "s")
     assert other.load(tmp_path / "s").evicted == {}
     assert state(other)[1:] == state(buffer)[1:]
-    assert other._legal_starts().tolist() == buffer._legal_starts().tolist()
+    assert start_keys(other).tolist() == start_keys(buffer).tolist()
     use(other, 4, 60)
     assert len(other) > 90
 

@@ -214,7 +214,7 @@ def steps(order: dict[str, Any]) -> None:
     rng = random.Random(order["seed"])
     buffer = make_steps(journal(order))
     say("open", len(buffer))
-    count = [int(newest) for newest in buffer._rings.newest]
+    count = [int(newest) for newest in buffer.core.rings.newest]
     while True:
         env = rng.randrange(2)
         n = rng.randint(1, 5)

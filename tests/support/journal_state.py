@@ -78,9 +78,10 @@ def plain(columns: Any) -> Any:
 
 def journal_of(owner: Any) -> Any:
     """The open journal of a table, a buffer, a store, or of the core of one."""
-    if isinstance(owner, rc.Store | rc.ReplayBuffer):
+    if isinstance(owner, rc.Store):
         return owner._journal
-    core = owner.core if isinstance(owner, rc.Table | rc.RolloutBuffer) else owner
+    faces = rc.Table | rc.RolloutBuffer | rc.ReplayBuffer
+    core = owner.core if isinstance(owner, faces) else owner
     return core.table.journal if hasattr(core, "table") else core.journal
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from replay_starts import start_keys
 
 import recollect as rc
 
@@ -381,8 +382,8 @@ def legal_starts(
     `recent` asks for the index of the newest steps.
     """
     if window is None:
-        return buffer._legal_starts(recent=recent).tolist()
-    return buffer._legal_starts(window.length, **window.options, recent=recent).tolist()
+        return start_keys(buffer, recent=recent).tolist()
+    return start_keys(buffer, window.length, **window.options, recent=recent).tolist()
 
 
 def check_cell(what: str, got: Any, expected: Any) -> None:

@@ -43,6 +43,13 @@ def flag(name: str, value: object) -> bool:
     return bool(value)
 
 
+def one_of(name: str, value: object, known: Sequence[str]) -> None:
+    """Raise `InvalidValue` unless an option has one of the values that are known."""
+    if value not in known:
+        expected = " or ".join(map(repr, known))
+        raise InvalidValue(f"{name}: expected {expected}, got {shown(value)}")
+
+
 def text(name: str, value: object) -> str:
     """Text that is not empty."""
     if not isinstance(value, str) or not value:

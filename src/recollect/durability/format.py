@@ -16,6 +16,7 @@ import pyarrow as pa
 import xxhash
 
 from recollect.data.schema import Column, Schema
+from recollect.durability.direct_io import WORTH_IT
 from recollect.errors import SnapshotError
 
 FORMAT = 2
@@ -59,18 +60,6 @@ def frames(data: memoryview, offset: int = 0) -> Iterator[Frame]:
         offset = end
 
 
-def record(header: Mapping[str, Any], sections: Mapping[str, Any]) -> list[Any]:
-    """A record as pieces of bytes: a header, and Arrow record batches by name."""
-    streams = {name: stream_of(batch) for name, batch in sections.items() if batch is not None}
-    listed = [[name, stream.size] for name, stream in streams.items()]
-    text = json.dumps({**header, "sections": listed}, separators=(",", ":")).encode()
-    head = HEADER.pack(len(text)) + text
-    pieces: list[Any] = [head + bytes(-len(head) % 8)]
-    for stream in streams.values():
-        pieces += [memoryview(stream), bytes(-stream.size % 8)]
-    return pieces
-
-
 def read_record(payload: memoryview) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header and the record batches of a record; their numbers are views of the payload."""
     try:
@@ -94,6 +83,36 @@ def stream_of(batch: Any) -> Any:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+class _Pieces:
+    """A file, to Arrow, that keeps the buffers which are written to it and copies none."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.written: list[memoryview] = []
+
+    def write(self, data: Any) -> int:
+        self.written.append(memoryview(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """What Arrow calls at the end."""
+
+
+def stream_pieces(batch: Any) -> list[memoryview]:
+    """The same in pieces. The buffers of a large batch are not copied.
+
+    Arrow takes the GIL for each piece that it hands over, and others may hold it: so a small batch
+    is copied.
+    """
+    if batch.nbytes < WORTH_IT:
+        return [memoryview(stream_of(batch))]
+    pieces = _Pieces()
+    with pa.ipc.new_stream(pieces, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pieces.written
 
 
 def schema_to_json(schema: Schema | None) -> list[dict[str, Any]] | None:

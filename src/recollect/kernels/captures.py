@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.indexes import ADD, change_index
-from recollect.kernels.layout import A_RECORD, COUNTER_MASK, FREE, LEASED, SLOTS, STATE, VISIBLE
+from recollect.kernels.indexes import change_index
+from recollect.kernels.layout import (
+    A_RECORD,
+    ADD,
+    COUNTER_MASK,
+    FREE,
+    LEASED,
+    LOW,
+    SLOTS,
+    STATE,
+    VISIBLE,
+)
 from recollect.kernels.machine.compile import kernel
 from recollect.kernels.machine.memory import int8_at, int32_at, int64_at, uint64_at
 
-LOW = 0xFFFFFFFF  # of a record's last word: times_sampled
 WORD_OF_STATE = 8 * (STATE - 24)  # bits of the last word below the state
 
 

@@ -39,6 +39,8 @@ from recollect.kernels.rows import (
     CONTIGUOUS,
     LIST_ITEMS,
     OBJECT_TYPE,
+    data_of,
+    round_up,
 )
 
 OBJECT_SIZE = 16  # of a list, a text or a dict: how many it has; the number itself in a float
@@ -111,11 +113,6 @@ def _same_int(a, b, about):
         and int64_at(a + OBJECT_SIZE)[0] == int64_at(b + OBJECT_SIZE)[0]
         and int32_at(a + INT_DIGIT)[0] == int32_at(b + INT_DIGIT)[0]
     )
-
-
-@inner("int64(int64)")
-def _round_up(size):
-    return (size + 7) & ~np.int64(7)
 
 
 @inner("boolean(int64, int64)")
@@ -256,15 +253,15 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
         tokens = _length(int64_at(objects[row] + about[RESPONSE])[0], about[INT32], about)
         arrays = 1 + found[HAS_LOGPROBS] + found[HAS_VERSIONS]
         payload += tokens * (4 * arrays + found[HAS_MASK]) + letters
-        stored += _round_up(4 * tokens) * arrays + _round_up(tokens) * found[HAS_MASK]
-        stored += _round_up(letters)
+        stored += round_up(4 * tokens) * arrays + round_up(tokens) * found[HAS_MASK]
+        stored += round_up(letters)
     for c in range(rows.shape[0]):
         if rows[c, CELL] == FIXED:
             payload += n * rows[c, SIZE]
     found[GROUP_PAYLOAD] = payload + n * (8 * found[HAS_REWARD] + said)
-    found[GROUP_STORED] = stored + n * (8 * found[HAS_REWARD] + _round_up(said))
+    found[GROUP_STORED] = stored + n * (8 * found[HAS_REWARD] + round_up(said))
     found[SHARED_PAYLOAD] = 4 * prompts + named + told
-    found[SHARED_STORED] = _round_up(4 * prompts) + _round_up(named) + _round_up(told)
+    found[SHARED_STORED] = round_up(4 * prompts) + round_up(named) + round_up(told)
     return n
 
 
@@ -302,12 +299,77 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
 def _put_cell(base, tail, record, offset, source, length, size):
     """Copy a cell before the last one and note it in its record; returns where it begins."""
     if length > 0:
-        tail -= _round_up(length * size)
+        tail -= round_up(length * size)
         store_bytes(base + tail, source, length * size)
     descriptor = int32_at(record + offset)
     descriptor[0] = tail >> 3
     descriptor[1] = length
     return tail
+
+
+@inner("Tuple((int64, int64))(int64, int64, int64, int64, ints, ints)", hot=True)
+def _cell_of(c, rollout, text, reason, about, found):
+    """Where the cell of a column begins in a rollout's objects, and how many elements it has: -1
+    where there is none.
+    """
+    array = np.int64(0)
+    if c == C_RESPONSE:
+        array = int64_at(rollout + about[RESPONSE])[0]
+    elif c == C_LOGPROBS and found[HAS_LOGPROBS]:
+        array = int64_at(rollout + about[LOGPROBS])[0]
+    elif c == C_MASK and found[HAS_MASK]:
+        array = int64_at(rollout + about[MASK])[0]
+    elif c == C_VERSIONS and found[HAS_VERSIONS]:
+        array = int64_at(rollout + about[VERSIONS])[0]
+    elif c == C_REWARD and found[HAS_REWARD]:
+        return int64_at(rollout + about[REWARD])[0] + OBJECT_SIZE, np.int64(1)
+    elif c == C_ID:
+        return text + about[TEXT_DATA], int64_at(text + OBJECT_SIZE)[0]
+    elif c == C_REASON and reason != about[NOTHING]:
+        return reason + about[TEXT_DATA], int64_at(reason + OBJECT_SIZE)[0]
+    if array == 0:
+        return np.int64(0), np.int64(-1)
+    return data_of(array), int64_at(int64_at(array + ARRAY_SHAPE)[0])[0]
+
+
+@inner("void(int64, int64, int64, int64, int64, int64, ints, table, ints, ints, ints)", hot=True)
+def _write_rollouts(n, rollouts, ids, reason, stamp, dispatch, each, rows, about, found, place):
+    """Copy the rollouts: a record for each, and its cells before those that are there already."""
+    objects = int64_at(int64_at(rollouts + LIST_ITEMS)[0])
+    texts = int64_at(int64_at(ids + LIST_ITEMS)[0])
+    base, tail = place[BASE], place[TAIL]
+    record = base + place[ROW] * place[STRIDE]
+    for row in range(n):
+        for c in range(rows.shape[0]):
+            x = rows[c]
+            if x[CELL] != FIXED:
+                source, elements = _cell_of(c, objects[row], texts[row], reason, about, found)
+                tail = _put_cell(base, tail, record, x[OFFSET], source, elements, x[SIZE])
+        sent = each[row] if each.size else dispatch
+        int64_at(record + rows[C_STAMP, OFFSET])[0] = stamp
+        int64_at(record + rows[C_DISPATCH, OFFSET])[0] = sent
+        int8_at(record + rows[C_STATUS, OFFSET])[0] = about[COMPLETED]
+        int32_at(record + rows[C_SEGMENT, OFFSET])[0] = 0
+        int32_at(record + rows[C_ATTEMPT, OFFSET])[0] = 0
+        record += place[STRIDE]
+    place[TAIL] = tail
+
+
+@inner("void(int64, int64, int64, table, ints, ints)", hot=True)
+def _write_shared(prompt, group_id, shared, others, about, place):
+    """Copy what all rollouts share."""
+    base, tail = place[SHARED_BASE], place[SHARED_TAIL]
+    record = base + place[SHARED_ROW] * place[SHARED_STRIDE]
+    for c in range(others.shape[0]):
+        source, elements = np.int64(0), np.int64(-1)
+        if c == S_PROMPT:
+            source, elements = data_of(prompt), _length(prompt, about[INT32], about)
+        elif c == S_ID:
+            source, elements = group_id + about[TEXT_DATA], int64_at(group_id + OBJECT_SIZE)[0]
+        elif c == S_ABOUT and shared != about[NOTHING]:
+            source, elements = shared + about[TEXT_DATA], int64_at(shared + OBJECT_SIZE)[0]
+        tail = _put_cell(base, tail, record, others[c, OFFSET], source, elements, others[c, SIZE])
+    place[SHARED_TAIL] = tail
 
 
 @kernel(
@@ -335,59 +397,7 @@ def write(
         or (others_payload, others_stored) != (found[SHARED_PAYLOAD], found[SHARED_STORED])
     ):
         return False
-    objects = int64_at(int64_at(rollouts + LIST_ITEMS)[0])
-    texts = int64_at(int64_at(ids + LIST_ITEMS)[0])
-    base, tail = place[BASE], place[TAIL]
-    first = base + place[ROW] * place[STRIDE]
-    for row in range(n):
-        record = first + row * place[STRIDE]
-        response = int64_at(objects[row] + about[RESPONSE])[0]
-        length = _length(response, about[INT32], about)
-        text = texts[row]
-        for c in range(rows.shape[0]):
-            x = rows[c]
-            source, elements = np.int64(0), np.int64(-1)
-            if c == C_RESPONSE:
-                source, elements = int64_at(response + ARRAY_DATA)[0], length
-            elif c == C_LOGPROBS and found[HAS_LOGPROBS]:
-                array = int64_at(objects[row] + about[LOGPROBS])[0]
-                source, elements = int64_at(array + ARRAY_DATA)[0], length
-            elif c == C_MASK and found[HAS_MASK]:
-                array = int64_at(objects[row] + about[MASK])[0]
-                source, elements = int64_at(array + ARRAY_DATA)[0], length
-            elif c == C_VERSIONS and found[HAS_VERSIONS]:
-                array = int64_at(objects[row] + about[VERSIONS])[0]
-                source, elements = int64_at(array + ARRAY_DATA)[0], length
-            elif c == C_REWARD and found[HAS_REWARD]:
-                source = int64_at(objects[row] + about[REWARD])[0] + OBJECT_SIZE
-                elements = np.int64(1)
-            elif c == C_ID:
-                source = text + about[TEXT_DATA]
-                elements = int64_at(text + OBJECT_SIZE)[0]
-            elif c == C_REASON and reason != about[NOTHING]:
-                source = reason + about[TEXT_DATA]
-                elements = int64_at(reason + OBJECT_SIZE)[0]
-            if x[CELL] != FIXED:
-                tail = _put_cell(base, tail, record, x[OFFSET], source, elements, x[SIZE])
-        sent = each[row] if each.size else dispatch
-        int64_at(record + rows[C_STAMP, OFFSET])[0] = stamp
-        int64_at(record + rows[C_DISPATCH, OFFSET])[0] = sent
-        int8_at(record + rows[C_STATUS, OFFSET])[0] = about[COMPLETED]
-        int32_at(record + rows[C_SEGMENT, OFFSET])[0] = 0
-        int32_at(record + rows[C_ATTEMPT, OFFSET])[0] = 0
-    place[TAIL] = tail
-    base, tail = place[SHARED_BASE], place[SHARED_TAIL]
-    record = base + place[SHARED_ROW] * place[SHARED_STRIDE]
-    for c in range(others.shape[0]):
-        source, elements = np.int64(0), np.int64(-1)
-        if c == S_PROMPT:
-            source = int64_at(prompt + ARRAY_DATA)[0]
-            elements = _length(prompt, about[INT32], about)
-        elif c == S_ID:
-            source, elements = group_id + about[TEXT_DATA], int64_at(group_id + OBJECT_SIZE)[0]
-        elif c == S_ABOUT and shared != about[NOTHING]:
-            source, elements = shared + about[TEXT_DATA], int64_at(shared + OBJECT_SIZE)[0]
-        tail = _put_cell(base, tail, record, others[c, OFFSET], source, elements, others[c, SIZE])
-    place[SHARED_TAIL] = tail
+    _write_rollouts(n, rollouts, ids, reason, stamp, dispatch, each, rows, about, found, place)
+    _write_shared(prompt, group_id, shared, others, about, place)
     fence()
     return True

@@ -22,7 +22,9 @@ from recollect.kernels.layout import (
     A_TREE,
     A_VERSION,
     A_ZEROS,
+    ADD,
     ALPHA,
+    CHANGE,
     COUNT,
     KIND,
     ORDER,
@@ -30,6 +32,7 @@ from recollect.kernels.layout import (
     PRIORITY,
     RATE,
     REFERENCE,
+    REMOVE,
     UNIFORM,
     VISITS,
     WEIGHT,
@@ -49,12 +52,11 @@ from recollect.kernels.sum_tree import refresh, set_leaf
 
 SMALLEST_WEIGHT = 1e-300
 AHEAD = 16  # items between a prefetch and its use
-ADD, REMOVE, CHANGE = 1, 2, 3  # what happens to items of an index
 
 
 # -- dense sets ---------------------------------------------------------------------------------
 @inner("int64(ints, int64)")
-def _set_add(x, slot):
+def add_member(x, slot):
     place = x[COUNT]
     int32_at(x[A_MEMBERS])[place] = slot
     int32_at(x[A_PLACE])[slot] = place
@@ -63,7 +65,7 @@ def _set_add(x, slot):
 
 
 @inner("int64(ints, int64)")
-def _set_remove(x, slot):
+def remove_member(x, slot):
     """Returns the hole, which the last member fills."""
     members = int32_at(x[A_MEMBERS])
     places = int32_at(x[A_PLACE])
@@ -141,14 +143,14 @@ def weight_change(items, x, slots, n, change, work):
         slot = slots[i]
         place = np.int64(slot)
         if x[A_MEMBERS] != 0:
-            place = _set_add(x, slot) if change == ADD else np.int64(int32_at(x[A_PLACE])[slot])
+            place = add_member(x, slot) if change == ADD else np.int64(int32_at(x[A_PLACE])[slot])
         elif change == ADD:
             x[COUNT] += 1
         if change == REMOVE:
             x[POSITIVE] -= tree[place] > 0.0
             if x[A_MEMBERS] != 0:  # the last member fills the hole, and its weight with it
                 last = x[COUNT] - 1
-                _set_remove(x, slot)
+                remove_member(x, slot)
                 zero = float64_at(x[A_ZEROS])[last] if x[A_ZEROS] != 0 else 0.0
                 _write_leaf(x, place, tree[last], zero)
                 _write_leaf(x, last, 0.0, 0.0)
@@ -196,9 +198,9 @@ def change_index(items, x, slots, n, change, work):
     elif x[KIND] == UNIFORM:
         for i in range(n):
             if change == ADD:
-                _set_add(x, slots[i])
+                add_member(x, slots[i])
             elif change == REMOVE:
-                _set_remove(x, slots[i])
+                remove_member(x, slots[i])
         items[VISITS] += n
 
 

@@ -64,6 +64,8 @@ FREE = 0
 VISIBLE = 1
 LEASED = 2
 
+LOW = 0xFFFFFFFF  # the low half of a word: the row of a location, or the second of two links
+
 COUNTER_BITS = 44
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
 
@@ -145,6 +147,28 @@ STRETCH_BASE = 0  # of the segment, 0 where the rows are there already
 STRETCH_PLACE = 1  # the location of its first row
 STRETCH_END = 2  # the number of the first row that comes after it
 STRETCH_BLOCK = 3
+
+# -- what is done to items, and what is said of those that were drawn ---------------------------
+SAMPLE = 0  # verbs of `choose`
+TAKE = 1
+EVICT = 2
+
+ADD = 1  # what happens to items of an index, and verbs of `arrange`
+REMOVE = 2
+CHANGE = 3
+SHOW = 4
+HIDE = 5
+FILL = 8  # and the row of an index: change that one alone
+
+DRAWN_KEY = 0  # rows of the int64 array that `choose` fills
+DRAWN_TIMES = 1
+DRAWN_LOCATION = 2
+DRAWN_SLOT = 3
+DRAWN_LEFT = 4  # slots of items that were withdrawn
+
+DRAWN_PROBABILITY = 0  # rows of its float64 array
+DRAWN_PRIORITY = 1
+DRAWN_IMPORTANCE = 2
 
 # -- a field of one new item, as `kernels.single` gets it ----------------------------------------
 FIELD_ARRAY = 0  # the address of the field's array

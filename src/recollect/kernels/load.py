@@ -80,9 +80,9 @@ def _tokens() -> Any:
 
 
 def _packing() -> Any:
-    from recollect.kernels import packing, rows
+    from recollect.kernels import packs, rows
 
-    return SimpleNamespace(rows=rows, packing=packing)
+    return SimpleNamespace(rows=rows, packing=packs)
 
 
 def _dealing() -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.cell_copies import collect_cells, copy_cells
 from recollect.kernels.layout import (
     CELL,
     DIRECTORY_BASE,
@@ -22,6 +21,7 @@ from recollect.kernels.layout import (
     RAGGED,
     SIZE,
 )
+from recollect.kernels.machine.cell_copies import collect_cells, copy_cells
 from recollect.kernels.machine.compile import inner, kernel
 from recollect.kernels.machine.memory import (
     STREAMED_CELL,
@@ -104,7 +104,8 @@ def _cell_length(x, source, offsets, present, row):
 
 
 @inner("int64(int64)")
-def _round_up(size):
+def round_up(size):
+    """Bytes that cells take in a segment: whole words."""
     return (size + 7) & ~np.int64(7)
 
 
@@ -238,7 +239,7 @@ def append_varying(base, stride, tail, first, begin, end, columns, sources):
             descriptor[1] = length
             if length > 0:
                 start = int64_at(offsets)[row] if x[CELL] == RAGGED else row
-                tail -= _round_up(length * size)
+                tail -= round_up(length * size)
                 store_bytes(base + tail, source + start * size, length * size)
             descriptor[0] = tail >> 3
     fence()
@@ -271,7 +272,7 @@ def measure_input(columns, sources, rows, n, payload, stored):
                 )
                 if length > 0:
                     payload[i] += length * x[SIZE]
-                    stored[i] += _round_up(length * x[SIZE])
+                    stored[i] += round_up(length * x[SIZE])
             row += 1
 
 

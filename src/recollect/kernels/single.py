@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.indexes import REMOVE
-from recollect.kernels.items import SHOW, arrange, count_visible, each_index, place_item, release
+from recollect.kernels.items.placement import place_item, release
+from recollect.kernels.items.visibility import arrange, count_visible, each_index
 from recollect.kernels.layout import (
     A_DELIVERIES,
     A_RECORD,
@@ -28,7 +28,9 @@ from recollect.kernels.layout import (
     LIVE,
     ORIGIN,
     PAYLOAD,
+    REMOVE,
     ROWS,
+    SHOW,
     SLOTS,
 )
 from recollect.kernels.machine.compile import kernel

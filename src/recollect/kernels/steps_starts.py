@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recollect.kernels.choice import _distinct_uniform, _distinct_weighted, draw_many
-from recollect.kernels.indexes import _set_add, _set_remove, set_weight
+from recollect.kernels.index_draws import distinct_uniform, distinct_weighted, draw_many
+from recollect.kernels.indexes import add_member, remove_member, set_weight
 from recollect.kernels.layout import (
     A_MEMBERS,
     A_PARAMETERS,
@@ -142,7 +142,7 @@ def weigh(rings, x, slot):
 @inner("void(ints, ints, int64)")
 def _add(rings, x, slot):
     if x[KIND] == UNIFORM:
-        _set_add(x, slot)
+        add_member(x, slot)
     else:
         weigh(rings, x, slot)
         x[COUNT] += 1
@@ -154,7 +154,7 @@ def _remove(rings, x, slot):
     if not is_start(x, slot):
         return
     if x[KIND] == UNIFORM:
-        _set_remove(x, slot)
+        remove_member(x, slot)
     else:
         rings[VISITS] += x[LEVELS]
         set_weight(x, slot, 0.0, 0.0)
@@ -269,7 +269,7 @@ def draw(
         if is_start(x, slots[i]):
             held[kept] = 0.0
             if x[KIND] == UNIFORM:
-                _set_remove(x, slots[i])
+                remove_member(x, slots[i])
             else:
                 held[kept] = float64_at(x[A_TREE])[slots[i]]
                 set_weight(x, slots[i], 0.0, 0.0)
@@ -280,12 +280,12 @@ def draw(
     rows[0] = number
     chosen, chances, spare = slots[done:], probability[done:], work[kept:]
     if x[KIND] == UNIFORM:
-        _distinct_uniform(rings, table, rows, rest, random, chosen, chances, spare)
+        distinct_uniform(rings, table, rows, rest, random, chosen, chances, spare)
     else:
-        _distinct_weighted(rings, table, rows, rest, random, chosen, chances, spare, held[kept:])
+        distinct_weighted(rings, table, rows, rest, random, chosen, chances, spare, held[kept:])
     for i in range(kept):
         if x[KIND] == UNIFORM:
-            _set_add(x, work[i])
+            add_member(x, work[i])
         else:
             set_weight(x, work[i], held[i], 1.0 if held[i] == 0.0 else 0.0)
             x[COUNT] += 1

@@ -384,7 +384,7 @@ class Manager:
         committed when the block ends, and not at all when it raises. `in_flight="refuse"` raises
         while generations run; `"give_back"` saves them as prompts to give back, and they run on.
         """
-        return save.checkpoint(self, path, step, include_buffer, in_flight, **options)
+        return CheckpointSaving(self, path, step, include_buffer, in_flight, **options)
 
     async def restore(self, path: Any = None, **options: Any) -> int:
         """Go back to a checkpoint; returns the version of its weights. The manager is paused then,

@@ -118,10 +118,6 @@ class Pending:
         flight._task = asyncio.get_running_loop().create_task(run(flight))
         return True
 
-    async def wait(self, condition: Callable[[], object]) -> None:
-        """Sleep until a condition holds; it is looked at when a flight ends, or on a stop."""
-        await self._changed.until(condition)
-
     async def drained(self) -> None:
         """Sleep until nothing is in flight."""
         await self._changed.until(lambda: not self._flights)

@@ -202,22 +202,14 @@ class Progress(Mapping[str, TaskProgress]):
             consumed = counts.confirmed - (consumed_less or {}).get(task, 0)
             target = counts.target if include_buffer else consumed
             tasks[task] = {"target": target, "consumed": consumed}
-        if not include_buffer:
-            return {
-                "format": FORMAT,
-                "future_step": self.consumer_step,
-                "consumer_step": self.consumer_step,
-                "target_step": max(0, self.consumer_step - 1),
-                "tasks": tasks,
-                "allocations": {},
-            }
+        planned = self._allocations if include_buffer else {}
         return {
             "format": FORMAT,
-            "future_step": self.future_step,
+            "future_step": self.future_step if include_buffer else self.consumer_step,
             "consumer_step": self.consumer_step,
-            "target_step": self.target_step,
+            "target_step": self.target_step if include_buffer else max(0, self.consumer_step - 1),
             "tasks": tasks,
-            "allocations": {str(step): sizes for step, sizes in self._allocations.items()},
+            "allocations": {str(step): sizes for step, sizes in planned.items()},
         }
 
     def restore(self, state: Mapping[str, Any], handed: Mapping[str, Handed]) -> None:

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from recollect.base.arguments import many
+from recollect.base.arguments import many, one_of
 from recollect.durability.snapshot.loader import load_snapshot
 from recollect.durability.snapshot.manifest import find_snapshots
 from recollect.durability.snapshot.reader import Snapshot, open_snapshot
-from recollect.errors import InvalidValue, ProductionError, SnapshotError, shown
+from recollect.errors import InvalidValue, ProductionError, SnapshotError
 from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved
 from recollect.production.save import FORMAT, KIND, Checkpoint, Checkpointed, in_thread
@@ -73,8 +73,7 @@ async def restore(
             their prompts, or `"keep"` them as if the checkpoint's weights had generated them.
         allow_task_change: Whether tasks may have come, gone, or changed their name.
     """
-    if future not in FUTURE:
-        raise InvalidValue(f"future: expected 'give_back' or 'keep', got {shown(future)}")
+    one_of("future", future, FUTURE)
     if path is None:
         path = manager.checkpoints
     if path is None:

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from recollect.base.arguments import flag, whole
+from recollect.base.arguments import flag, one_of, whole
 from recollect.durability.files import LOCAL
 from recollect.durability.snapshot.manifest import new_run
 from recollect.durability.snapshot.saver import SavedSnapshot, SnapshotSaving
@@ -97,22 +97,31 @@ class Checkpoint:
 
 
 class CheckpointSaving:
-    """`manager.checkpoint(...)`: saves when its block ends without an error."""
+    """`manager.checkpoint(...)`: saves when its block ends without an error.
+
+    Args:
+        manager: Whose.
+        path: Its folder; None makes one by the step in the manager's `checkpoints`.
+        step: The train step whose weights it has.
+        include_buffer: Whether the groups of the buffer are in it; else only their prompts.
+        in_flight: `"refuse"` raises where generations run, `"give_back"` notes their prompts as
+            given back, and they go on.
+        options: Those of `Store.save`: keep_last, compression, progress.
+    """
 
     def __init__(
         self,
         manager: Checkpointed,
         path: str | os.PathLike[str] | None,
-        step: int,
+        step: int | None,
         include_buffer: bool,
         in_flight: str,
         **options: Any,
     ) -> None:
+        if step is None:
+            raise InvalidValue("checkpoint: step= says which weights it has")
         step = whole("step", step, 0)
-        if in_flight not in IN_FLIGHT:
-            raise InvalidValue(
-                f"in_flight: expected 'refuse' or 'give_back', got {shown(in_flight)}"
-            )
+        one_of("in_flight", in_flight, IN_FLIGHT)
         target = _target(manager, path, step)
         self._manager = manager
         self._include_buffer = flag("include_buffer", include_buffer)
@@ -206,30 +215,6 @@ class BlockingCheckpoint:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._run(self._saving.__aexit__(kind, *error))
-
-
-def checkpoint(
-    manager: Checkpointed,
-    path: str | os.PathLike[str] | None = None,
-    step: int | None = None,
-    include_buffer: bool = True,
-    in_flight: str = "refuse",
-    **options: Any,
-) -> CheckpointSaving:
-    """A checkpoint of a manager, to be used with `async with`.
-
-    Args:
-        manager: Whose.
-        path: Its folder; None makes one by the step in the manager's `checkpoints`.
-        step: The train step whose weights it has.
-        include_buffer: Whether the groups of the buffer are in it; else only their prompts.
-        in_flight: `"refuse"` raises where generations run, `"give_back"` notes their prompts as
-            given back, and they go on.
-        options: Those of `Store.save`: keep_last, compression, progress.
-    """
-    if step is None:
-        raise InvalidValue("checkpoint: step= says which weights it has")
-    return CheckpointSaving(manager, path, step, include_buffer, in_flight, **options)
 
 
 def _target(manager: Checkpointed, path: str | os.PathLike[str] | None, step: int) -> Path:

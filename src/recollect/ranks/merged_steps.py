@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,8 @@ from recollect.ranks.redistribution import (
     into_lanes,
     seed_words,
 )
+from recollect.replay.replay_core import ReplayCore
 from recollect.storage.memory.capture import Saved
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -70,7 +68,7 @@ class StepParts(TableParts):
         self._marks = [self._read(source) for source in sources]
         self._streams: list[tuple[int, Ints]] = []  # source, and its episodes
 
-    def prepare(self, target: ReplayBuffer, incomplete: str) -> None:
+    def prepare(self, target: ReplayCore, incomplete: str) -> None:
         """Where the episodes go, and what happens to those that are not whole."""
         self._target = target
         self._incomplete = incomplete
@@ -135,7 +133,7 @@ class StepParts(TableParts):
     def merged(
         self, plan: ShardPlan, shard: int, origins: set[int], listed: Sequence[str] | None
     ) -> Merged:
-        rings = self._target._rings
+        rings = self._target.rings
         mine = plan.shard(shard)
         sources, episodes = self._episodes(mine)
         lengths = self._of(sources, episodes, "length")
@@ -226,7 +224,7 @@ class StepParts(TableParts):
         entries = self.entries
         counts = [entry["counts"] for entry in entries]
         saved = [entry["numbers"] for entry in entries]
-        rings = self._target._rings
+        rings = self._target.rings
         inserts = apportion(sum(c["inserts"] for c in counts), steps)[shard]
         removals = inserts - steps[shard]
         overlong = apportion(sum(n["overlong_episodes"] for n in saved), steps)[shard]
@@ -323,8 +321,8 @@ def _ranges(starts: Ints, counts: Ints) -> Ints:
     return ranges
 
 
-def incomplete_episodes(buffer: ReplayBuffer) -> tuple[int, int]:
+def incomplete_episodes(core: ReplayCore) -> tuple[int, int]:
     """How many episodes lack their first or last step, and how many steps those have."""
-    found = buffer._rings.episodes()
+    found = core.rings.episodes()
     lacking = (found[:, 3] != 0) | (found[:, 5] == 0)
     return int(lacking.sum()), int((found[lacking, 4] - found[lacking, 1]).sum())

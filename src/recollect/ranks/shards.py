@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recollect.base.arguments import flag, many, time_span, whole
+from recollect.base.arguments import flag, many, one_of, time_span, whole
 from recollect.durability.files import LOCAL, Files
 from recollect.errors import InvalidValue, SnapshotError, WaitTimeout, shown
 from recollect.kernels.layout import A_SEQ, COUNTER_BITS, ORIGIN
@@ -135,7 +135,7 @@ def write_shard(
 
     def state() -> dict[str, Any]:
         """Under the locks of all members."""
-        cut = [incomplete_episodes(m) for m in members.values() if isinstance(m, ReplayBuffer)]
+        cut = [incomplete_episodes(m.core) for m in members.values() if isinstance(m, ReplayBuffer)]
         return {
             **(about or {}),
             "rank": rank,
@@ -182,7 +182,9 @@ def member_of(target: Any) -> Member:
 
     if isinstance(target, RolloutBuffer):
         return table_member(target.core.table)
-    return StepsMember(target) if isinstance(target, ReplayBuffer) else table_member(target.core)
+    if isinstance(target, ReplayBuffer):
+        return StepsMember(target.core)
+    return table_member(target.core)
 
 
 def _origins(member: Any) -> list[int]:
@@ -269,10 +271,8 @@ def load_set(
     progress: bool | None = False,
 ) -> Redistributed:
     """Fill a store with a rank's part of a set."""
-    if overflow not in OVERFLOW:
-        raise InvalidValue(f"overflow: expected 'raise' or 'evict', got {shown(overflow)}")
-    if incomplete not in INCOMPLETE:
-        raise InvalidValue(f"incomplete: expected 'keep' or 'drop', got {shown(incomplete)}")
+    one_of("overflow", overflow, OVERFLOW)
+    one_of("incomplete", incomplete, INCOMPLETE)
     members = members_of(store)
     same = chosen.world_size == world_size and not chosen.missing
     if same and _can_be_exact(chosen.shards[rank], members, incomplete):
@@ -361,7 +361,7 @@ def _load_part(
                     f"{chosen.path}: {name!r} was saved as a replay buffer; load it into an "
                     "rc.ReplayBuffer"
                 )
-            parts.prepare(target, incomplete)
+            parts.prepare(target.core, incomplete)
         plan = parts.plan(world_size)
         merged[name] = parts.merged(plan, rank, origins, listed)
     targets = {name: member_of(members[name]) for name in merged}
@@ -410,10 +410,11 @@ def check_room(target: Any, entry: Mapping[str, Any], where: Path) -> None:
     if isinstance(table, ReplayBuffer):
         numbers = entry["numbers"]
         rows = np.subtract(numbers["newest"], numbers["oldest"]).max(initial=0)
-        if rows > table._rings.ring:
+        ring = table.core.options.ring
+        if rows > ring:
             raise SnapshotError(
                 f"{where}: a ring of this rank's part has {rows} rows, and there is room for "
-                f"{table._rings.ring}; make the capacity {rows * table.num_envs} or more, or say "
+                f"{ring}; make the capacity {rows * table.num_envs} or more, or say "
                 "overflow='evict'"
             )
         return

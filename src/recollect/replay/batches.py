@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,16 +21,15 @@ from recollect.base.optional import optional
 from recollect.data.batch import Batch
 from recollect.data.info import info_arrays
 from recollect.errors import InvalidValue, RecollectError, SchemaError, shown
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
+from recollect.replay.replay_core import ReplayCore
+from recollect.replay.sample_verbs import Choice, SampleSequences, SampleTransitions, StepDraw
 
 SEQUENCE_OPTIONS = ("length", "burn_in", "across_episodes", "stride")
 MOST_AHEAD = 1 << 16
 FOR_THE_BUFFER = ("keys", "env_ids", "steps", "source")  # what a learner only hands back
 
 
-class Draw(Protocol):
+class BatchDraw(Protocol):
     """A batch that is to be drawn: chosen first, then read, perhaps by another thread."""
 
     def choose(self, timeout: float | None) -> None:
@@ -41,51 +40,31 @@ class Draw(Protocol):
 
 
 class BufferDraw:
-    """A draw from one buffer. `attempt` is what is tried under its lock, `read` copies it."""
+    """A draw from one buffer."""
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer,
-        attempt: Callable[[bool], Any],
-        read: Callable[[Any], Batch],
-        what: str,
-        strict: bool = False,
-    ) -> None:
-        self._buffer = buffer
-        self._attempt = attempt
-        self._read = read
-        self._what = what
-        self._strict = strict
+    def __init__(self, core: ReplayCore, draw: StepDraw) -> None:
+        self._core = core
+        self._draw = draw
         self._chosen: Any = None
 
     def choose(self, timeout: float | None) -> None:
-        self._chosen = self._buffer._run(self._attempt, self._strict, timeout, self._what)
+        self._chosen = self._core.run(Choice(self._draw, timeout))
 
     def read(self) -> Batch:
-        return self._read(self._chosen)
+        return self._draw.finish(self._chosen)
 
 
-def draw_of(
-    buffer: ReplayBuffer, n: int, sequences: Mapping[str, Any] | None, where: Any, replace: bool
+def buffer_draw(
+    core: ReplayCore, n: int, sequences: Mapping[str, Any] | None, where: Any, replace: bool
 ) -> BufferDraw:
     """A draw of n transitions, or of n sequences, of a buffer."""
     if sequences is None:
-        attempt = buffer._sampling(n, where, replace)
-        return BufferDraw(buffer, attempt, lambda chosen: chosen.read(), f"sample({n})")
+        return BufferDraw(core, SampleTransitions(core, n, where, replace))
     if where is not None:
         raise InvalidValue("where: a query chooses among transitions; leave it out for sequences")
     options = {"burn_in": 0, "across_episodes": "stop", "stride": 1, **sequences}
-    length, burn_in = options["length"], options["burn_in"]
-    runs = buffer._sampling_sequences(
-        n, length, burn_in, options["across_episodes"], options["stride"], replace
-    )
-    return BufferDraw(
-        buffer,
-        runs,
-        lambda chosen: chosen.sequences(length, burn_in),
-        f"sample_sequences({n}, {length})",
-        strict=True,
-    )
+    length, burn_in, across, stride = (options[name] for name in SEQUENCE_OPTIONS)
+    return BufferDraw(core, SampleSequences(core, n, length, burn_in, across, stride, replace))
 
 
 def sequence_options(sequences: Any) -> dict[str, Any] | None:
@@ -116,7 +95,7 @@ class Batches:
 
     def __init__(
         self,
-        draw: Callable[[], Draw],
+        draw: Callable[[], BatchDraw],
         convert: Callable[[Batch], Any] | None,
         prefetch: int,
         count: int | None,
@@ -128,8 +107,8 @@ class Batches:
         self._left = count
         self._timeout = timeout
         self._lock = threading.Lock()  # two consumers may share an iterator
-        self._next: Draw | None = draw()  # not chosen yet; made now, so that mistakes show here
-        self._ahead: deque[Draw | Future[Any]] = deque()
+        self._next: BatchDraw | None = draw()  # made now, so that mistakes show here
+        self._ahead: deque[BatchDraw | Future[Any]] = deque()
         self._worker: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -166,11 +145,11 @@ class Batches:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="recollect-batches")
         self._ahead.append(self._worker.submit(self._make, draw))
 
-    def _make(self, draw: Draw) -> Any:
+    def _make(self, draw: BatchDraw) -> Any:
         batch = draw.read()
         return batch if self._convert is None else self._convert(batch)
 
-    def _result(self, job: Draw | Future[Any]) -> Any:
+    def _result(self, job: BatchDraw | Future[Any]) -> Any:
         if not isinstance(job, Future):
             return self._make(job)
         try:
@@ -210,7 +189,9 @@ class Batches:
 class Batched:
     """What draws batches one after another: a buffer, a view of one, a mixture of several."""
 
-    def _draw(self, n: int, sequences: Mapping[str, Any] | None, where: Any, replace: bool) -> Draw:
+    def _draw(
+        self, n: int, sequences: Mapping[str, Any] | None, where: Any, replace: bool
+    ) -> BatchDraw:
         """A draw of n items that is still to be chosen; says what is wrong with the arguments."""
         raise NotImplementedError
 
@@ -271,21 +252,9 @@ class Batched:
         prefetch = whole("prefetch", prefetch, 0, MOST_AHEAD)
         count = None if count is None else whole("count", count, 0)
         timeout = None if timeout is None else time_span("timeout", timeout)
-        if to not in ("numpy", "torch"):
-            raise InvalidValue(f"to: expected 'numpy' or 'torch', got {shown(to)}")
-        pin_memory = flag("pin_memory", pin_memory)
-        convert = None
-        if to == "torch":
-            optional("torch")
-
-            def convert(batch: Batch) -> dict[str, Any]:
-                return as_tensors(batch, device, pin_memory)
-
-        elif device is not None or pin_memory:
-            raise InvalidValue("device, pin_memory: only tensors have one; add to='torch'")
-        return Batches(
-            lambda: self._draw(n, options, where, replace), convert, prefetch, count, timeout
-        )
+        convert = _conversion(to, device, pin_memory)
+        draw = partial(self._draw, n, options, where, replace)
+        return Batches(draw, convert, prefetch, count, timeout)
 
     def dataset(
         self,
@@ -325,6 +294,19 @@ class Batched:
         made = _dataset_class()(make)
         make().close()  # a mistake shows now, and not in the loader
         return made
+
+
+def _conversion(to: Any, device: Any, pin_memory: Any) -> Callable[[Batch], Any] | None:
+    """What makes tensors of a batch, None where it stays as it is."""
+    if to not in ("numpy", "torch"):
+        raise InvalidValue(f"to: expected 'numpy' or 'torch', got {shown(to)}")
+    pin_memory = flag("pin_memory", pin_memory)
+    if to == "torch":
+        optional("torch")
+        return partial(as_tensors, device=device, pin_memory=pin_memory)
+    if device is not None or pin_memory:
+        raise InvalidValue("device, pin_memory: only tensors have one; add to='torch'")
+    return None
 
 
 def as_tensors(batch: Batch, device: Any, pin_memory: bool) -> dict[str, Any]:

@@ -2,39 +2,22 @@
 
 Everything that draws steps asks `episode_of` (in `kernels.steps_episodes`, where the rule is
 written down): transitions, n-step returns, sequences and their masks, whole episodes, the table
-of episodes. Here are its faces for Python, and the rings whose marks it reads.
+of episodes. Here are the rings whose marks it reads.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.errors import InvalidValue, shown
 from recollect.kernels import steps_layout as sl
 from recollect.kernels.load import load_steps
 from recollect.storage.buffers import aligned_zeros
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
-
-
-class Episode(NamedTuple):
-    """Rows [first, stop) of one environment, final observation included.
-
-    `end` is the row after the last complete step. Where `cut`, the row that began the episode has
-    been overwritten.
-    """
-
-    env: int
-    first: int
-    stop: int
-    cut: bool
-    end: int
-    over: bool
-    terminated: bool
 
 
 class Rings:
@@ -112,20 +95,12 @@ class Rings:
         self.kernels.starts.rows_at(self.block, slots, found)
         return found[0], found[1], found[2]
 
-    def episode_of(self, env: int, row: int) -> Episode:
-        """The episode that a stored row belongs to."""
-        if not 0 <= env < self.envs or not self.oldest[env] <= row < self.newest[env]:
-            raise InvalidValue(f"row {row} of environment {env} is not stored")
-        found = np.empty((1, 6), np.int64)
-        one = np.array([env]), np.array([row])
-        self.kernels.episodes.episodes_of(self.block, *one, found)
-        first, stop, cut, end, over, terminated = (int(number) for number in found[0])
-        return Episode(env, first, stop, bool(cut), end, bool(over), bool(terminated))
-
     def episodes(self) -> Ints:
-        """All episodes with a complete step, by environment and row: a row of numbers each.
+        """All episodes with a complete step, by environment and row: seven numbers each.
 
-        The columns are those of `Episode`.
+        They are env, first, stop, cut, end, over and terminated. Rows [first, stop) are those of
+        the episode, its final observation included, and `end` is the row after its last complete
+        step. Where it is cut, the row that began it has been overwritten.
         """
         guess = 64
         while True:
@@ -159,41 +134,3 @@ class Rings:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
-
-
-def find_episodes(ends: Any, newest: int, full: bool) -> tuple[Ints, Ints]:
-    """Where the episodes of a raw ring begin and how long they are, in order of where they end.
-
-    `ends` marks the places whose row is an episode's last, `newest` is the place that was written
-    last, and `full` says whether the ring went round: without, places after `newest` are empty.
-
-    >>> import numpy as np
-    >>> from recollect.replay.episodes import find_episodes
-    >>> ends = np.zeros(10, bool)
-    >>> ends[[2, 7]] = True
-    >>> find_episodes(ends, newest=4, full=True)
-    (array([8, 3, 5]), array([5, 2, 3]))
-    """
-    marks = np.asarray(ends)
-    if marks.dtype != np.bool_ or marks.ndim != 1 or not marks.size:
-        raise InvalidValue(f"ends: expected an array of bools, got {shown(ends)}")
-    if not 0 <= newest < marks.size:
-        raise InvalidValue(f"newest: expected a place from 0 to {marks.size - 1}, got {newest}")
-    oldest = (newest + 1) % marks.size if full else 0
-    count = marks.size if full else newest + 1
-    rings = Rings(1, marks.size)
-    rings._own(sl.A_ROOM, np.array([1 << 60]))
-    rings._own(sl.A_BASES, np.zeros(1, np.int64))
-    rings.block[sl.SEGMENTS] = 1
-    rings.newest[0] = rings.oldest[0] = rings.head[0] = oldest  # a row's number is its place
-    terminated = np.ascontiguousarray(np.roll(marks, -oldest)[:count])
-    inputs = np.zeros(sl.IN_COLUMNS, np.int64)
-    inputs[sl.IN_TERMINATED] = id(terminated)
-    rings.kernels.steps.append(
-        rings.block, np.zeros((0, sl.STARTS_BLOCK), np.int64), np.zeros((0, 3), np.int64),
-        inputs, np.zeros(1, np.int64), 0, count, 1.0, np.empty(count, np.uint64),
-    )  # fmt: skip
-    found = rings.episodes()
-    order = np.argsort((found[:, 2] - 1) % marks.size)
-    found = found[order]
-    return found[:, 1] % marks.size, found[:, 4] - found[:, 1]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,20 +16,20 @@ from recollect.data.batch import Batch
 from recollect.data.dotted_names import nest
 from recollect.errors import InvalidValue, SchemaError
 from recollect.replay import step_files
+from recollect.replay.change_verbs import InsertSteps
 from recollect.replay.incoming import MARKS
+from recollect.replay.replay_core import ReplayCore, ReplayFace
 from recollect.replay.step_files import ABOUT, KNOWN, is_next, path_of, progress_bar, taken_rows
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
 Columns = dict[str, Array]
-Buffer = TypeVar("Buffer", bound="ReplayBuffer")
+Buffer = TypeVar("Buffer", bound=ReplayFace)
+Make = Callable[..., Buffer]
 
 
 def from_arrow(
-    make: type[Buffer], source: Any, progress: bool | None, options: dict[str, Any]
+    make: Make[Buffer], source: Any, progress: bool | None, options: dict[str, Any]
 ) -> Buffer:
     """`ReplayBuffer.from_arrow`."""
     if isinstance(source, pa.RecordBatch):
@@ -65,7 +65,7 @@ def _counted(schema: Any) -> list[str]:
 
 
 def _from_stream(
-    make: type[Buffer], path: str, file: Any, progress: bool | None, options: dict[str, Any]
+    make: Make[Buffer], path: str, file: Any, progress: bool | None, options: dict[str, Any]
 ) -> Buffer:
     try:
         table = pa.ipc.open_stream(file).read_all()
@@ -78,7 +78,7 @@ def _from_stream(
 
 
 def from_parquet(
-    make: type[Buffer], path: Any, progress: bool | None, options: dict[str, Any]
+    make: Make[Buffer], path: Any, progress: bool | None, options: dict[str, Any]
 ) -> Buffer:
     """`ReplayBuffer.from_parquet`."""
     path = path_of("path", path)
@@ -108,7 +108,7 @@ def _opened(path: str, how: Any) -> Iterator[Any]:
 
 
 def _load(
-    make: type[Buffer],
+    make: Make[Buffer],
     schema: Any,
     rows: int,
     counted: list[Any],
@@ -118,14 +118,14 @@ def _load(
 ) -> Buffer:
     """Make a buffer for a file and fill it, piece by piece."""
     buffer = make(**_options(schema, rows, counted, options))
-    loading = Loading(buffer)
+    loader = StepLoader(buffer.core)
     with progress_bar(rows, "steps read", progress) as bar:
         for batch in batches:
             for begin in range(0, batch.num_rows, step_files.PIECE_ROWS):
                 piece = batch.slice(begin, step_files.PIECE_ROWS)
-                loading.add(_columns_of(piece))
+                loader.add(_columns_of(piece))
                 bar.update(piece.num_rows)
-    loading.finish()
+    loader.finish()
     return buffer
 
 
@@ -180,18 +180,20 @@ def _columns_of(data: Any) -> Columns:
     return dict(batch.columns)  # type: ignore[arg-type]
 
 
-class Loading:
+class StepLoader:
     """Puts the rows of a file into a buffer, piece by piece.
 
     A final observation belongs to the step before it, which may be the last of the piece before;
     so a piece keeps the ends of episodes back that the next one may add to.
     """
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        self._buffer = buffer
+    def __init__(self, core: ReplayCore) -> None:
+        self._core = core
+        self._next = core.options.next_from_row
         self._kept: Columns | None = None
-        self._last = np.full(buffer.num_envs, -1, np.int64)  # the step of each environment's last
-        self._open = np.zeros(buffer.num_envs, np.bool_)  # whether its episode goes on
+        num_envs = core.options.num_envs
+        self._last = np.full(num_envs, -1, np.int64)  # the step of each environment's last
+        self._open = np.zeros(num_envs, np.bool_)  # whether its episode goes on
 
     def add(self, columns: Columns) -> None:
         """The next rows."""
@@ -230,11 +232,11 @@ class Loading:
         envs = columns.pop("env_id").astype(np.int64)
         if not envs.size:
             return
-        buffer = self._buffer
-        if int(envs.max()) >= buffer.num_envs:
+        core = self._core
+        if int(envs.max()) >= core.options.num_envs:
             raise InvalidValue(
                 f"num_envs: the file has steps of environment {int(envs.max())}, and the buffer "
-                f"has {buffer.num_envs}; leave num_envs out, or give more"
+                f"has {core.options.num_envs}; leave num_envs out, or give more"
             )
         finals = columns.pop("final", np.zeros(envs.size, np.bool_))
         steps = columns.pop("step", None)
@@ -250,12 +252,10 @@ class Loading:
         taken = ~finals
         given = {name: column[taken] for name, column in columns.items()}
         if taken.any():
-            buffer.extend(
-                env_ids=envs[taken],
-                final_obs=None if final_obs is None else taken_rows(final_obs, taken),
-                has_final=None if final_obs is None else has_final[taken],
-                **nest(given),
-            )
+            after = None if final_obs is None else taken_rows(final_obs, taken)
+            has_after = None if final_obs is None else has_final[taken]
+            new = core.incoming.many(envs[taken], after, has_after, nest(given))
+            core.run(InsertSteps(core, new, None))
 
     def _check_steps(
         self, envs: Ints, steps: Ints, begins: Array, columns: Columns, finals: Array
@@ -281,7 +281,7 @@ class Loading:
 
     def _begin(self, envs: Ints, steps: Array | None, begins: Array, first: Array) -> None:
         """Let rings begin with the number of their first row; a head may be cut there."""
-        rings = self._buffer._rings
+        rings = self._core.rings
         for place in np.flatnonzero(begins).tolist():
             env = int(envs[place])
             if rings.newest[env]:
@@ -290,17 +290,14 @@ class Loading:
             if not first[place]:
                 row = max(row, 1)  # something came before it
             if row:
-                with self._buffer._lock:
-                    rings.begin_at(env, row)
-                    lanes = self._buffer._store.lanes
-                    if lanes is not None:
-                        lanes.begin_at(env, row)
+                with self._core.lock:
+                    self._core.begin_at(env, row)
 
     def _finals(
         self, columns: Columns, finals: Array, envs: Ints, ended: Array
     ) -> tuple[Array, Any]:
         """Which rows have an observation after them, and these as `extend` wants them."""
-        names = [name for name in columns if is_next(name, self._buffer.next_from_row)]
+        names = [name for name in columns if is_next(name, self._next)]
         following = [f"next_{name}" for name in names if f"next_{name}" in columns]
         if following and len(following) == len(names):
             values = {name: columns.pop(f"next_{name}") for name in names}
@@ -326,8 +323,7 @@ class Loading:
 
     def _as_final(self, values: Columns) -> Any:
         nested = nest(values)
-        names = self._buffer.next_from_row
-        return nested[names[0]] if len(names) == 1 else nested
+        return nested[self._next[0]] if len(self._next) == 1 else nested
 
 
 def _ended(columns: Columns) -> Array:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,16 +17,12 @@ from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, shown
 from recollect.kernels import steps_layout as sl
 from recollect.replay import step_files
+from recollect.replay.replay_core import ReplayCore
 from recollect.replay.step_files import ABOUT, ADDED, is_next, path_of, progress_bar
 from recollect.storage.lanes import Copies, Copy
 
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
-
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
-Columns = dict[str, Array]
-Buffer = TypeVar("Buffer", bound="ReplayBuffer")
 
 PIECE = 32 << 20  # bytes that are written at a time
 COMPRESSIONS = ("zstd", "lz4", None)
@@ -35,28 +31,29 @@ COMPRESSIONS = ("zstd", "lz4", None)
 class Exported:
     """All episodes as of one moment; its pieces are read without the lock."""
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        taken = [name for name in ADDED if name in buffer.columns]
+    def __init__(self, core: ReplayCore) -> None:
+        taken = [name for name in ADDED if name in core.columns]
         if taken:
             raise InvalidValue(
                 f"column {taken[0]!r}: a file has a column of this name of its own; rename it"
             )
-        with buffer._lock:
-            buffer._enter()
-            lanes = buffer._store.lanes
+        with core.lock:
+            core.enter()
+            lanes = core.lanes
             if lanes is None:
                 raise InvalidValue("this buffer has no columns yet, so there is nothing to write")
             self._lanes = lanes
-            self._episodes = _all_episodes(buffer)
+            self._episodes = _all_episodes(core)
             self._held = lanes.hold()
             self._bases = lanes.frozen()
-        self._at_end = buffer.reward_at == "next"
-        self._next = buffer.next_from_row
+        options = core.options
+        self._at_end = options.reward_next
+        self._next = options.next_from_row
         self._about = {
-            "capacity": buffer.capacity,
-            "num_envs": buffer.num_envs,
-            "next_from_row": list(buffer.next_from_row),
-            "reward_at": buffer.reward_at,
+            "capacity": options.capacity,
+            "num_envs": options.num_envs,
+            "next_from_row": list(options.next_from_row),
+            "reward_at": options.reward_at,
         }
         self.rows = int((self._episodes[:, 2] - self._episodes[:, 1]).sum())
         self._piece = max(1, min(step_files.PIECE_ROWS, PIECE // lanes.row_bytes))
@@ -110,15 +107,15 @@ class Exported:
         return data.replace_schema_metadata({ABOUT: json.dumps(self._about)})
 
 
-def _all_episodes(buffer: ReplayBuffer) -> Ints:
+def _all_episodes(core: ReplayCore) -> Ints:
     """The episodes of all rings, as `Rings.episodes` has them.
 
     With reward_at="next" the first row of an episode is no complete step yet, and may be the only
     one; it is part of the record all the same.
     """
-    rings = buffer._rings
+    rings = core.rings
     episodes = rings.episodes()
-    if buffer.reward_at == "this":
+    if not core.options.reward_next:
         return episodes
     alone = [episodes]
     for env in range(rings.envs):
@@ -135,11 +132,9 @@ def _all_episodes(buffer: ReplayBuffer) -> Ints:
     return found[np.lexsort((found[:, 1], found[:, 0]))]
 
 
-def to_arrow(
-    buffer: ReplayBuffer, path: Any, compression: str | None, progress: bool | None
-) -> Any:
+def to_arrow(core: ReplayCore, path: Any, compression: str | None, progress: bool | None) -> Any:
     """`ReplayBuffer.to_arrow`."""
-    exported = Exported(buffer)
+    exported = Exported(core)
     if path is None:
         return pa.Table.from_batches(list(exported.pieces()), exported.schema)
     options = pa.ipc.IpcWriteOptions(compression=_checked(compression))
@@ -152,11 +147,9 @@ def to_arrow(
     return None
 
 
-def to_parquet(
-    buffer: ReplayBuffer, path: Any, compression: str | None, progress: bool | None
-) -> None:
+def to_parquet(core: ReplayCore, path: Any, compression: str | None, progress: bool | None) -> None:
     """`ReplayBuffer.to_parquet`."""
-    exported = Exported(buffer)
+    exported = Exported(core)
     writing = optional("pyarrow.parquet").ParquetWriter
     method = "none" if _checked(compression) is None else compression
     with (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,12 @@ from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
 from recollect.replay.batches import Batched, BufferDraw
+from recollect.replay.change_verbs import WritePriorities
+from recollect.replay.replay_core import ReplayFace
 from recollect.replay.returns import ChosenTransitions, n_step_returns
+from recollect.replay.sample_verbs import SampleTransitions
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.table.waiting import Blocked
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -87,13 +87,14 @@ class Names(NamedTuple):
 class Relabelled(Batched):
     """A view of a buffer with hindsight goals; see `ReplayBuffer.relabel`."""
 
-    def __init__(self, buffer: ReplayBuffer, hindsight: Hindsight, seed: int | None) -> None:
+    def __init__(self, buffer: ReplayFace, hindsight: Hindsight, seed: int | None) -> None:
         if not isinstance(hindsight, Hindsight):
             raise InvalidValue(f"hindsight: expected an rc.Hindsight, got {shown(hindsight)}")
         self.buffer = buffer
+        self.core = buffer.core
         self.hindsight = hindsight
-        with buffer._lock:
-            state = buffer._store.drawing.random.tolist()
+        with self.core.lock:
+            state = self.core.draws.random.tolist()
         # Used under the buffer's lock only.
         self._random = np.random.default_rng(state if seed is None else whole("seed", seed, 0))
         self._credit = 0.0
@@ -109,29 +110,25 @@ class Relabelled(Batched):
         outcome is not stored (terminated without a `final_obs`) keeps its goal, because nothing
         tells what it achieved.
         """
-        draw = self._draw(n, None, where, replace)
-        draw.choose(timeout)
-        return draw.read()
+        return self.core.run(SampleGoals(self, n, where, replace, timeout))
 
     async def sample_async(
         self, n: int, *, where: Any = None, replace: bool = True, timeout: float | None = None
     ) -> Batch:
         """The same as `sample`, for asyncio."""
-        attempt = self._attempt(n, where, replace)
-        chosen = await self.buffer._run_async(attempt, False, timeout, f"sample({n})")
-        return chosen.read()
+        return await self.core.run_async(SampleGoals(self, n, where, replace, timeout))
 
     def update_priorities(self, keys: Any, values: Any) -> NDArray[np.bool_]:
         """Set the priorities of steps in the buffer."""
-        return self.buffer.update_priorities(keys, values)
+        return self.core.run(WritePriorities(self.core, keys, values))
 
     @property
     def columns(self) -> dict[str, Any]:
         """The columns of the buffer."""
-        return self.buffer.columns
+        return self.core.columns
 
     def __len__(self) -> int:
-        return len(self.buffer)
+        return len(self.core)
 
     def __repr__(self) -> str:
         return f"<{self.buffer!r} relabelled by {self.hindsight.strategy!r}>"
@@ -141,30 +138,13 @@ class Relabelled(Batched):
     ) -> BufferDraw:
         if sequences is not None:
             raise InvalidValue("sequences: hindsight relabels transitions; leave sequences out")
-        attempt = self._attempt(n, where, replace)
-        return BufferDraw(self.buffer, attempt, lambda chosen: chosen.read(), f"sample({n})")
-
-    def _attempt(
-        self, n: int, where: Any, replace: bool
-    ) -> Callable[[bool], ChosenGoals | Blocked]:
-        attempt = self.buffer._sampling(n, where, replace)
-
-        def choose(strict: bool) -> ChosenGoals | Blocked:
-            lanes = self.buffer._store.lanes
-            names = None if lanes is None else self._resolved()  # before anything is drawn
-            chosen = attempt(strict)
-            if isinstance(chosen, Blocked):
-                return chosen
-            assert lanes is not None
-            assert names is not None
-            return self._goals(chosen, lanes, names)
-
-        return choose
+        return BufferDraw(self.core, SampleGoals(self, n, where, replace))
 
     # -- columns ----------------------------------------------------------------------------------
-    def _resolved(self) -> Names:
-        if self._names is None:
-            next_names = self.buffer._incoming.next_columns(self.buffer._incoming.schema)  # type: ignore[arg-type]
+    def resolve(self) -> Names | None:
+        """Under the lock: which columns the rule is about, None until there are columns."""
+        if self._names is None and self.core.lanes is not None:
+            next_names = self.core.transitions.plan.next_names
             goal = self._find("goal", self.hindsight.goal)
             achieved = self._find("achieved", self.hindsight.achieved)
             if achieved not in next_names:
@@ -172,7 +152,7 @@ class Relabelled(Batched):
                     f"achieved: what a step achieved stands in the next row, and {achieved!r} is "
                     f"not among the columns of next_from_row ({', '.join(next_names)})"
                 )
-            columns = self.buffer.columns
+            columns = self.core.columns
             if columns[goal] != columns[achieved]:
                 raise SchemaError(
                     f"goal: {goal!r} is {columns[goal]} and {achieved!r} is {columns[achieved]}; "
@@ -183,7 +163,7 @@ class Relabelled(Batched):
         return self._names
 
     def _find(self, argument: str, name: str) -> str:
-        columns = self.buffer.columns
+        columns = self.core.columns
         found = [c for c in columns if c == name] or [c for c in columns if c.endswith(f".{name}")]
         if len(found) != 1:
             problem = f"both {' and '.join(found)} have" if found else "no column has"
@@ -193,8 +173,9 @@ class Relabelled(Batched):
         return found[0]
 
     # -- goals, under the lock --------------------------------------------------------------------
-    def _goals(self, chosen: ChosenTransitions, lanes: Lanes, names: Names) -> ChosenGoals:
-        rings = self.buffer._rings
+    def choose(self, chosen: ChosenTransitions, lanes: Lanes, names: Names) -> ChosenGoals:
+        """Under the lock: fix which of the chosen transitions get which goals."""
+        rings = self.core.rings
         envs, rows = chosen.numbers[sl.T_ENV], chosen.numbers[sl.T_ROW]
         taken = chosen.numbers[sl.T_TAKEN]
         episodes = np.empty((rows.size, 6), np.int64)
@@ -204,7 +185,7 @@ class Relabelled(Batched):
         envs, rows, taken = envs[picked], rows[picked], taken[picked]
         goal_envs, goal_rows = self._goal_rows(envs, rows, episodes[picked])
         bases = lanes.frozen()
-        later = np.arange(1, self.buffer.n_step + 1)
+        later = np.arange(1, self.core.options.n_step + 1)
         outcomes = lanes.addresses(bases, envs[:, None], rows[:, None] + later)
         outcomes[later > taken[:, None]] = 0
         goals = lanes.addresses(bases, goal_envs, goal_rows)
@@ -229,12 +210,33 @@ class Relabelled(Batched):
             return envs, stop - 1
         if strategy == "episode":
             return envs, self._random.integers(first, stop)
-        oldest = self.buffer._rings.oldest
-        sizes = self.buffer._rings.newest - oldest
+        oldest = self.core.rings.oldest
+        sizes = self.core.rings.newest - oldest
         ends = np.cumsum(sizes)
         places = self._random.integers(0, int(ends[-1]), rows.size)
         drawn = np.searchsorted(ends, places, side="right")
         return drawn, oldest[drawn] + places - (ends - sizes)[drawn]
+
+
+class SampleGoals(SampleTransitions):
+    """Draws transitions for a view, and the goals that some of them get."""
+
+    __slots__ = ("_view",)
+
+    def __init__(
+        self, view: Relabelled, n: Any, where: Any, replace: Any, timeout: float | None = None
+    ) -> None:
+        super().__init__(view.core, n, where, replace, timeout)
+        self._view = view
+
+    def attempt(self) -> Any:
+        names = self._view.resolve()  # before anything is drawn
+        chosen, lanes = super().attempt(), self._core.lanes
+        if isinstance(chosen, Blocked):
+            return chosen
+        assert lanes is not None
+        assert names is not None
+        return self._view.choose(chosen, lanes, names)
 
 
 class ChosenGoals:
@@ -277,7 +279,7 @@ class ChosenGoals:
 
     def _read_goals(self) -> tuple[Array, Array]:
         """The goals, and the returns of the steps that now pursue them."""
-        lanes, count, steps = self._lanes, self._picked.size, self._view.buffer.n_step
+        lanes, count, steps = self._lanes, self._picked.size, self._view.core.options.n_step
         number = lanes.names.index(self._names.achieved)
         copies = Copies(
             lanes,
@@ -291,7 +293,7 @@ class ChosenGoals:
         pursued = np.repeat(read["goal"], steps, axis=0)
         rewards = np.zeros((count, steps))
         rewards.ravel()[there] = self._rewards(read["achieved"][there], pursued[there])
-        return read["goal"], n_step_returns(rewards, self._view.buffer.gamma)
+        return read["goal"], n_step_returns(rewards, self._view.core.options.gamma)
 
     def _rewards(self, achieved: Array, goals: Array) -> Array:
         given = self._view.hindsight.reward(achieved, goals)

@@ -73,6 +73,11 @@ class Incoming:
         self.schema = schema
         self._final_schema = Schema({n: schema.columns[n] for n in self.next_columns(schema)})
 
+    @property
+    def final_columns(self) -> Mapping[str, Column]:
+        """The columns of a final observation, once the columns are known."""
+        return {} if self._final_schema is None else self._final_schema.columns
+
     def next_columns(self, schema: Schema) -> list[str]:
         """The dotted names of the columns that are read from the next row too."""
         found: list[str] = []
@@ -131,7 +136,7 @@ class Incoming:
         if final_obs is not None:
             nested = self._final_columns(final_obs)
             final_obs = _as_rows(nested, "", known)
-        return self._steps(rows, final_obs, marks, np.array([env]), 1)
+        return self.check_steps(rows, final_obs, marks, np.array([env]), 1)
 
     def many(self, env_ids: Any, final_obs: Any, has_final: Any, columns: dict[str, Any]) -> Steps:
         """Several steps: columns `[k, ...]`."""
@@ -144,13 +149,13 @@ class Incoming:
             raise InvalidValue("has_final: it says which steps have a final_obs, and none is given")
         if final_obs is not None:
             final_obs = self._final_columns(final_obs)
-        return self._steps(columns, final_obs, marks, env_ids, None)
+        return self.check_steps(columns, final_obs, marks, env_ids, None)
 
     def again(self, steps: Steps) -> Steps:
         """Check steps once more: columns were fixed since."""
-        return self._steps(steps.given, steps.final_obs, steps.marks, steps.envs, steps.count)
+        return self.check_steps(steps.given, steps.final_obs, steps.marks, steps.envs, steps.count)
 
-    def _steps(
+    def check_steps(
         self,
         given: Mapping[str, Any],
         final_obs: Mapping[str, Any] | None,
@@ -158,6 +163,10 @@ class Incoming:
         env_ids: Any,
         count: int | None,
     ) -> Steps:
+        """Steps as kernels want them; the marks are first, terminated, truncated and has_final.
+
+        With a count, the environments are an array that was checked before.
+        """
         schema = self.schema
         try:
             if schema is None:

@@ -7,8 +7,7 @@ priorities, and that everything was cleared. Row numbers follow from that, and w
 from __future__ import annotations
 
 import threading
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +30,12 @@ from recollect.durability.journal.records import (
 )
 from recollect.durability.snapshot.members import Member
 from recollect.errors import JournalError
+from recollect.replay.change_verbs import clear, insert_steps, write_priorities
 from recollect.replay.incoming import MARKS, Steps
+from recollect.replay.persistence import StepsMember
+from recollect.replay.replay_core import ReplayCore
 from recollect.rules.limiters import Counts, MinSize
 from recollect.table.waiting import Blocked
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
 
 Array = NDArray[Any]
 Keys = NDArray[np.uint64]
@@ -47,39 +46,39 @@ UNSAID = -1  # of a mark that was not given: what it is follows from the steps b
 
 
 class JournaledSteps(Journaled):
-    """Follows a replay buffer, and fills it again."""
+    """Follows the core of a replay buffer, and fills it again."""
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        super().__init__("steps", buffer)
-        self._buffer = weakref.ref(buffer)
-        self._lock = buffer._lock
+    def __init__(self, core: ReplayCore) -> None:
+        super().__init__("steps", core)
+        self._lock = core.lock
 
     @property
-    def buffer(self) -> ReplayBuffer:
-        buffer = self._buffer()
-        assert buffer is not None
-        return buffer
+    def core(self) -> ReplayCore:
+        """The core of the buffer; only while that is there."""
+        core = self.owner
+        assert isinstance(core, ReplayCore)
+        return core
 
     def saved_as(self) -> Member:
-        return self.buffer._member()
+        return StepsMember(self.core)
 
     def transaction(self) -> threading.RLock:
         return self._lock
 
     def describe(self) -> dict[str, Any]:
-        buffer = self.buffer
+        options = self.core.options
         return {
             **super().describe(),
-            "num_envs": buffer.num_envs,
-            "next_from_row": list(buffer.next_from_row),
-            "reward_at": buffer.reward_at,
+            "num_envs": options.num_envs,
+            "next_from_row": list(options.next_from_row),
+            "reward_at": options.reward_at,
         }
 
     # -- while it runs --------------------------------------------------------------------------
     def begin(self) -> None:
-        store = self.buffer._store
-        store.recorder = self
-        schema = self.buffer._incoming.schema
+        core = self.core
+        core.recorder = self
+        schema = core.incoming.schema
         if schema is not None and not self.position:
             self.columns(schema)
 
@@ -130,22 +129,21 @@ class JournaledSteps(Journaled):
         self.tell(MARK)
 
     def state(self) -> dict[str, Any]:
-        store = self.buffer._store
-        counts, drawing = store.counts, store.drawing
+        counts, draws = self.core.counts, self.core.draws
         return {
             "inserts": counts.inserts,
             "samples": counts.samples,
             "removals": counts.removals,
-            "calls": drawing.calls,
-            "credit": drawing._credit,
-            "random": drawing.random.tolist(),
+            "calls": draws.calls,
+            "credit": draws.credit,
+            "random": draws.random.tolist(),
         }
 
     def used(self) -> bool:
-        return self.buffer._store.counts.inserts > 0
+        return self.core.counts.inserts > 0
 
     def nbytes(self) -> int:
-        return self.buffer._store.nbytes
+        return self.core.nbytes
 
     # -- doing it again ---------------------------------------------------------------------------
     def replay(self, section: Section) -> None:
@@ -154,16 +152,15 @@ class JournaledSteps(Journaled):
             self.position = max(self.position, told.position)
 
     def _again(self, told: Told, section: Section, fresh: bool) -> None:
-        buffer = self.buffer
         self.number = max(self.number, told.number)
         if told.kind == STEPS:
             self._add(int(told.per_item[0]), section, fresh)
         elif not fresh:
             return
         elif told.kind == WEIGHED:
-            buffer._store.write_priorities(told.keys, told.values)
+            write_priorities(self.core, told.keys, told.values)
         elif told.kind == CLEARED:
-            buffer._store.clear()
+            clear(self.core)
         elif told.kind == COLUMNS:
             self._set_columns(told.about)
         elif told.kind == STATE:
@@ -172,9 +169,9 @@ class JournaledSteps(Journaled):
     def _set_columns(self, about: dict[str, Any]) -> None:
         schema = schema_from_json(about["columns"], "column")
         assert schema is not None
-        known = self.buffer._incoming.schema
+        known = self.core.incoming.schema
         if known is None:
-            self.buffer._store.set_schema(schema)
+            self.core.set_schema(schema)
         elif known.columns != schema.columns:
             raise JournalError(
                 f"the journal has the columns {', '.join(schema.columns)} and the buffer others; "
@@ -190,33 +187,21 @@ class JournaledSteps(Journaled):
         if marks[3] is not None:
             finals = {}
             late = section.late.take(int(marks[3].sum())) if marks[3].any() else None
-            for name, array in self._final_columns().items():
-                finals[name] = np.zeros((count, *array.shape), array.dtype)
+            for name, column in self.core.incoming.final_columns.items():
+                finals[name] = np.zeros((count, *column.shape), column.dtype)
                 if late is not None:
                     finals[name][marks[3]] = late.columns[name]
         if not fresh:
             return
-        buffer = self.buffer
-        steps = buffer._incoming._steps(columns, finals, marks, envs, count)
-        limiter, buffer._store.limiter = buffer._store.limiter, MinSize(1)
-        try:
-            keys = buffer._store.insert(steps)
-            assert not isinstance(keys, Blocked)
-        finally:
-            buffer._store.limiter = limiter
-
-    def _final_columns(self) -> dict[str, Any]:
-        schema = self.buffer._incoming.schema
-        assert schema is not None
-        names = self.buffer._incoming.next_columns(schema)
-        return {name: schema.columns[name] for name in names}
+        core = self.core
+        steps = core.incoming.check_steps(columns, finals, marks, envs, count)
+        keys = insert_steps(core, steps, MinSize(1))  # what was allowed once is not asked again
+        assert not isinstance(keys, Blocked)
 
     def _restore_state(self, state: dict[str, Any]) -> None:
-        store = self.buffer._store
-        store.counts = Counts(state["inserts"], state["samples"], state["removals"])
-        store.drawing.calls = state["calls"]
-        store.drawing._credit = state["credit"]
-        store.drawing.random[:] = np.array(state["random"], np.uint64)
+        core = self.core
+        core.counts = Counts(state["inserts"], state["samples"], state["removals"])
+        core.draws.resume(state["calls"], state["credit"], state["random"])
 
     def recovered(self) -> bool:
         return False
@@ -237,6 +222,6 @@ class JournaledSteps(Journaled):
         """Keys are row numbers: they go back with the rows."""
 
 
-def open_journal(buffer: ReplayBuffer, journal: Any) -> OpenJournal:
+def open_journal(core: ReplayCore, journal: Any) -> None:
     """Open the journal of a buffer, which is just made."""
-    return OpenJournal(as_journal(journal), [JournaledSteps(buffer)])
+    core.journal = OpenJournal(as_journal(journal), [JournaledSteps(core)])

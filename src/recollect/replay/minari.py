@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import flag
 from recollect.base.optional import optional
 from recollect.errors import InvalidValue, SchemaError, shown
+from recollect.replay.buffer import ReplayBuffer
 from recollect.replay.step_files import progress_bar, taken_rows
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
-Columns = dict[str, Array]
-Buffer = TypeVar("Buffer", bound="ReplayBuffer")
 
 
 def load_minari(
@@ -40,8 +32,6 @@ def load_minari(
 
     For example `rc.load_minari("D4RL/door/human-v2", download=True, seed=0)`.
     """
-    from recollect.replay.buffer import ReplayBuffer
-
     found = _dataset(dataset, flag("download", download))
     episodes, steps = int(found.total_episodes), int(found.total_steps)
     num_envs = options.get("num_envs", 1)

@@ -19,7 +19,7 @@ from recollect.base.arguments import flag, keys_of, time_span, whole
 from recollect.data.batch import Batch
 from recollect.data.info import Info, info_arrays
 from recollect.errors import InvalidValue, SchemaError, shown
-from recollect.replay.batches import Batched, Draw
+from recollect.replay.batches import BatchDraw, Batched
 from recollect.replay.buffer import ReplayBuffer
 from recollect.replay.hindsight import Relabelled
 from recollect.rules.selectors import Linear
@@ -29,7 +29,7 @@ Share = float | Linear
 
 
 def mix(sources: Sequence[tuple[Source, Share]]) -> Mix:
-    """Draw from several buffers, each for its share of every batch.
+    """BatchDraw from several buffers, each for its share of every batch.
 
     Shares are numbers in proportion to each other, or `rc.Linear` schedules over the sample calls
     of the mixture. A buffer whose share is 0 is not asked, so it may still be empty.
@@ -63,7 +63,7 @@ class Mix(Batched):
     def sample(
         self, n: int, *, where: Any = None, replace: bool = True, timeout: float | None = None
     ) -> Batch:
-        """Draw n transitions, as `ReplayBuffer.sample` does.
+        """BatchDraw n transitions, as `ReplayBuffer.sample` does.
 
         Rows of one buffer follow each other, and `info.source` says of which buffer each is, by its
         place in the list. Probabilities and weights are those within its own buffer.
@@ -84,7 +84,7 @@ class Mix(Batched):
         replace: bool = True,
         timeout: float | None = None,
     ) -> Batch:
-        """Draw n sequences, as `ReplayBuffer.sample_sequences` does; see `sample`.
+        """BatchDraw n sequences, as `ReplayBuffer.sample_sequences` does; see `sample`.
 
         >>> import numpy as np
         >>> import recollect as rc
@@ -234,8 +234,8 @@ class MixDraw:
         self._arguments = (sequences, where, replace)
         self._n = n
         self.changes: list[float] | None = None  # of credits, once the counts are known
-        self._waiting: list[tuple[int, Draw]] = []
-        self._chosen: list[tuple[int, Draw]] = []
+        self._waiting: list[tuple[int, BatchDraw]] = []
+        self._chosen: list[tuple[int, BatchDraw]] = []
 
     def choose(self, timeout: float | None) -> None:
         mixture = self._mixture
@@ -283,11 +283,11 @@ def _info(batch: Batch, name: str) -> Any:
 
 def _described(source: Source) -> dict[str, Any]:
     """What must agree for batches to be put together: columns, and how observations are shown."""
-    buffer = source.buffer if isinstance(source, Relabelled) else source
+    options = source.core.options
     return {
-        **buffer.columns,
-        "next_from_row": set(buffer.next_from_row),
-        "frame_stack": buffer.frame_stack,
+        **source.columns,
+        "next_from_row": set(options.next_from_row),
+        "frame_stack": options.frame_stack,
     }
 
 

@@ -1,8 +1,9 @@
-"""Checks of what a buffer is made of and told: each returns a clean value or says what is wrong."""
+"""The options of a buffer, and checks: each returns a clean value or says what is wrong."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -14,6 +15,69 @@ from recollect.errors import InvalidValue, shown
 from recollect.rules.limiters import Limiter, Queue
 from recollect.rules.selectors import Prioritized, Selector, Uniform
 from recollect.storage.fields import check_weight
+
+LARGEST_CAPACITY = (1 << 31) - 1  # slots are numbered in 32 bits
+MOST_ENVIRONMENTS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a buffer was made. `ReplayBuffer` says what each option means; none of them changes."""
+
+    capacity: int
+    num_envs: int
+    sampler: Selector
+    next_from_row: tuple[str, ...]
+    n_step: int
+    gamma: float
+    frame_stack: int
+    recent: tuple[int, float] | None
+    reward_at: str
+
+    @property
+    def ring(self) -> int:
+        """How many rows an environment has."""
+        return self.capacity // self.num_envs
+
+    @property
+    def window(self) -> tuple[int, float]:
+        """How many of a ring's newest rows have a share of every batch, and that share."""
+        if self.recent is None:
+            return 0, 0.0
+        return min(self.ring, self.recent[0] // self.num_envs), self.recent[1]
+
+    @property
+    def reward_next(self) -> bool:
+        """Whether a row holds what the action of the row before it led to."""
+        return self.reward_at == "next"
+
+
+def checked_options(
+    capacity: Any,
+    num_envs: Any,
+    sampler: Any,
+    next_from_row: Any,
+    n_step: Any,
+    gamma: Any,
+    frame_stack: Any,
+    recent: Any,
+    reward_at: Any,
+) -> ReplayOptions:
+    """The options of a buffer, each for itself and together."""
+    capacity = whole("capacity", capacity, 1, LARGEST_CAPACITY)
+    num_envs = whole("num_envs", num_envs, 1, MOST_ENVIRONMENTS)
+    n_step = whole("n_step", n_step, 1, LARGEST_CAPACITY)
+    frame_stack = whole("frame_stack", frame_stack, 1, 1 << 20)
+    gamma, next_from_row = checked_gamma(gamma), checked_next(next_from_row)
+    if capacity < num_envs:
+        raise InvalidValue(f"capacity: {num_envs} environments need a row each, got {capacity}")
+    if reward_at not in ("this", "next"):
+        raise InvalidValue(f"reward_at: expected 'this' or 'next', got {shown(reward_at)}")
+    sampler = checked_sampler(Uniform() if sampler is None else sampler)
+    recent = checked_recent(recent, sampler, num_envs)
+    return ReplayOptions(
+        capacity, num_envs, sampler, next_from_row, n_step, gamma, frame_stack, recent, reward_at
+    )
 
 
 def checked_gamma(gamma: Any) -> float:

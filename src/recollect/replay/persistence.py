@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,12 @@ from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.snapshot.ledger import Ledger
 from recollect.durability.snapshot.members import Captured, check_kind
 from recollect.errors import SnapshotError
-from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
-from recollect.replay.starts import StartKind
+from recollect.replay.replay_core import ReplayCore
 from recollect.rules.limiters import Counts
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.memory.capture import Capture, Saved
 from recollect.storage.rows import Allocate
-
-if TYPE_CHECKING:
-    from recollect.replay.buffer import ReplayBuffer
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -87,44 +83,43 @@ class StepsMember:
     kind = "steps"
     checkpoint = True
 
-    def __init__(self, buffer: ReplayBuffer) -> None:
-        self._buffer = buffer
+    def __init__(self, core: ReplayCore) -> None:
+        self.core = core
 
     @property
     def saving(self) -> threading.Lock:
-        return self._buffer._saving
+        return self.core.saving
 
     @property
     def ledger(self) -> Ledger | None:
-        ledger: Ledger | None = self._buffer._ledger
-        return ledger
+        return self.core.ledger
 
     @ledger.setter
     def ledger(self, ledger: Ledger | None) -> None:
-        self._buffer._ledger = ledger
+        self.core.ledger = ledger
 
     def ledger_later(self, make: Callable[[], Ledger]) -> None:
         self.ledger = make()
 
     @property
     def journal(self) -> OpenJournal | None:
-        return self._buffer._journal
+        return self.core.journal
 
     def untouched(self) -> None:
         """Files are checked before anything changes."""
 
     def transaction(self) -> AbstractContextManager[Any]:
-        return self._buffer._transaction()
+        return self.core.transaction()
 
     def touch(self) -> None:
         """The marks of a row are 9 bytes, or 17: what they take to copy is over in a moment."""
 
     # -- capturing --------------------------------------------------------------------------------
     def capture(self) -> Captured:
-        buffer = self._buffer
-        buffer._enter()
-        rings, store = buffer._rings, buffer._store
-        drawing, counts = store.drawing, store.counts
+        core = self.core
+        core.enter()
+        rings, draws, counts, options = core.rings, core.draws, core.counts, core.options
+        kinds, arrays = draws.starts.capture()
         numbers = {
             "envs": rings.envs,
             "ring": rings.ring,
@@ -132,22 +127,15 @@ class StepsMember:
             "newest": rings.newest.tolist(),
             "oldest": rings.oldest.tolist(),
             **{name: int(rings.now[place]) for name, place in NUMBERS.items()},
-            "reward_at": buffer.reward_at,
-            "credit": drawing._credit,
-            "random": [int(word) for word in drawing.random],
-            "counts_zeros": drawing.starts._zeros,
-            "kinds": [asdict(kind) for kind in drawing.starts._kinds],
-            "starts": [[asdict(kind), recent] for kind, recent in drawing.starts._indexes],
+            "reward_at": options.reward_at,
+            "credit": draws.credit,
+            "random": [int(word) for word in draws.random],
+            **kinds,
         }
-        arrays = {}
-        for place, index in enumerate(drawing.starts._indexes.values()):
-            if index.index.kind.kind == layout.UNIFORM:
-                members = index.index.arrays[layout.A_MEMBERS]
-                arrays[f"starts.{place}"] = members[: index.count].copy()
         changing = {name: rings.arrays[place].copy() for name, place in MARKS.items()}
         if rings.priority is not None:
             changing["priority"] = rings.priority[: rings.slots].copy()
-        lanes = store.lanes
+        lanes = core.lanes
         items = StepsCapture(
             numbers, 0, np.zeros(rings.slots, np.uint64), {}, changing, arrays,
             0 if lanes is None else lanes.row_bytes,
@@ -155,33 +143,32 @@ class StepsMember:
         items.newest = rings.newest.copy()
         if lanes is not None:
             items.lanes, items.held, items.bases = lanes, lanes.hold(), lanes.frozen()
-        schema = buffer._incoming.schema
         entry = {
             "kind": self.kind,
-            "columns": schema_to_json(schema),
+            "columns": schema_to_json(core.incoming.schema),
             "shared_columns": None,
             "fields": {},
             "partition_by": [],
             "rules": {
-                "sampler": repr(buffer._sampler),
-                "limiter": repr(buffer.limiter),
-                "capacity": buffer.capacity,
-                "num_envs": buffer.num_envs,
-                "n_step": buffer.n_step,
-                "gamma": buffer.gamma,
-                "frame_stack": buffer.frame_stack,
+                "sampler": repr(options.sampler),
+                "limiter": repr(core.limiter),
+                "capacity": options.capacity,
+                "num_envs": options.num_envs,
+                "n_step": options.n_step,
+                "gamma": options.gamma,
+                "frame_stack": options.frame_stack,
             },
             "counts": {
                 "inserts": counts.inserts,
                 "samples": counts.samples,
                 "removals": counts.removals,
                 "removed": {},
-                "sample_calls": drawing.calls,
+                "sample_calls": draws.calls,
                 "effects": 0,
             },
             "requests": [],
-            "items": store.rows,
-            "nbytes": store.nbytes,
+            "items": core.rows,
+            "nbytes": core.nbytes,
         }
         return Captured(entry, items)
 
@@ -201,21 +188,21 @@ class StepsMember:
 
     # -- putting back -----------------------------------------------------------------------------
     def check(self, entry: Mapping[str, Any], where: str) -> None:
-        buffer = self._buffer
+        core = self.core
         check_kind(self.kind, entry, f"{where}: it")
-        if buffer._store.rows and self.journal is None:
+        if core.rows and self.journal is None:
             raise SnapshotError(f"this buffer is not empty; load {where} into a new one")
         numbers = entry["numbers"]
         for name, saved, mine in (
-            ("num_envs", numbers["envs"], buffer.num_envs),
-            ("reward_at", numbers["reward_at"], buffer.reward_at),
+            ("num_envs", numbers["envs"], core.options.num_envs),
+            ("reward_at", numbers["reward_at"], core.options.reward_at),
         ):
             if saved != mine:
                 raise SnapshotError(
                     f"{where}: the buffer was saved with {name}={saved!r} and has {mine!r}; make "
                     "it with the same (load_shards gives steps to other environments)"
                 )
-        schema, own = schema_from_json(entry["columns"], "column"), buffer._incoming.schema
+        schema, own = schema_from_json(entry["columns"], "column"), core.incoming.schema
         if schema is not None and own is not None and schema.columns != own.columns:
             raise SnapshotError(
                 f"{where}: the buffer was saved with the columns {_listed(schema)} and has "
@@ -230,8 +217,8 @@ class StepsMember:
         blobs: Mapping[str, bytes],
     ) -> int:
         self.reset()
-        buffer, numbers = self._buffer, saved.numbers
-        rings, store = buffer._rings, buffer._store
+        core, numbers = self.core, saved.numbers
+        rings = core.rings
         schema = schema_from_json(entry["columns"], "column")
         newest = np.array(numbers["newest"], np.int64)
         oldest = np.maximum(np.array(numbers["oldest"], np.int64), newest - rings.ring)
@@ -240,20 +227,20 @@ class StepsMember:
             rings.block[place] = numbers[name]
         gone = self._restore_marks(saved, oldest)
         if schema is not None:
-            store.set_schema(buffer._incoming.schema or schema)
+            core.set_schema(core.incoming.schema or schema)
             self._restore_rows(saved.items["key"], oldest, batches)
         counts = entry["counts"]
-        store.counts = Counts(counts["inserts"], counts["samples"], counts["removals"] + gone)
-        store.drawing.calls = counts["sample_calls"]
-        store.drawing._credit = numbers["credit"]
-        store.drawing.random[:] = np.array(numbers["random"], np.uint64)
-        self._restore_starts(saved)
-        buffer._gate.wake_all()
+        core.counts = Counts(counts["inserts"], counts["samples"], counts["removals"] + gone)
+        core.draws.resume(counts["sample_calls"], numbers["credit"], numbers["random"])
+        core.draws.starts.restore(
+            numbers, saved.arrays, core.transition_kind, lambda slots: self._moved(slots, numbers)
+        )
+        core.gate.wake_all()
         return gone
 
     def _restore_marks(self, saved: Saved, oldest: Ints) -> int:
         """Write the marks of the rows that fit; returns how many steps do not."""
-        rings, items = self._buffer._rings, saved.items
+        rings, items = self.core.rings, saved.items
         envs, rows = _apart(items["key"])
         fits = rows >= oldest[envs]
         slots = envs * rings.ring + rows % rings.ring
@@ -279,7 +266,7 @@ class StepsMember:
 
     def _hand_on(self, saved: Saved, oldest: Ints) -> None:
         """The oldest row that fits learns how much is left of its episode, from those before it."""
-        rings, items = self._buffer._rings, saved.items
+        rings, items = self.core.rings, saved.items
         order = np.argsort(items["key"])
         keys = items["key"][order]
         before = np.array(saved.numbers["oldest"], np.int64)
@@ -298,7 +285,7 @@ class StepsMember:
         self, keys: NDArray[np.uint64], oldest: Ints, batches: Iterable[Batch]
     ) -> None:
         """Copy rows into the lanes, a run of consecutive rows at a time."""
-        rings, lanes = self._buffer._rings, self._buffer._store.lanes
+        rings, lanes = self.core.rings, self.core.lanes
         assert lanes is not None
         for env in np.flatnonzero(rings.newest > oldest).tolist():
             lanes.begin_at(env, int(oldest[env]))
@@ -310,30 +297,11 @@ class StepsMember:
             lanes.write_runs(here, oldest, columns)
             done += batch.rows
 
-    def _restore_starts(self, saved: Saved) -> None:
-        """Make the same indexes of starts, with their members in the same order."""
-        rings, starts = self._buffer._rings, self._buffer._store.drawing.starts
-        numbers = saved.numbers
-        if numbers["counts_zeros"]:
-            starts.expect_zeros()
-        own = self._buffer._store.transitions
-        for described in numbers["kinds"]:
-            kind = StartKind(**described)
-            if kind.mode != sl.TRANSITION or kind == own:
-                starts.find(kind)
-        for place, (described, recent) in enumerate(numbers["starts"]):
-            index = starts._indexes.get((StartKind(**described), recent))
-            name = f"starts.{place}"
-            if index is None or name not in saved.arrays:
-                continue
-            old = saved.arrays[name].astype(np.int64)
-            if numbers["ring"] != rings.ring:
-                old = self._moved(old, numbers)
-            index.reorder(old)
-
     def _moved(self, slots: Ints, numbers: Mapping[str, Any]) -> Ints:
         """Where slots of a ring of another size are now, those that do not fit left out."""
-        rings = self._buffer._rings
+        rings = self.core.rings
+        if numbers["ring"] == rings.ring:
+            return slots
         envs, places = slots // numbers["ring"], slots % numbers["ring"]
         newest = np.array(numbers["newest"], np.int64)[envs]
         rows = newest - 1 - (newest - 1 - places) % numbers["ring"]
@@ -342,19 +310,7 @@ class StepsMember:
         return moved
 
     def reset(self) -> None:
-        buffer = self._buffer
-        rings, store = buffer._rings, buffer._store
-        rings.reset()
-        store.lanes = None
-        store.counts = Counts()
-        drawing = store.drawing
-        drawing.starts.clear()
-        drawing.starts._zeros = False
-        drawing.calls, drawing._credit = 0, 0.0
-        if buffer._incoming.schema is not None:
-            store.set_schema(buffer._incoming.schema)
-        buffer._ledger = None
-        buffer._gate.wake_all()
+        self.core.reset()
 
 
 def _listed(schema: Any) -> str:

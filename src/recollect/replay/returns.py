@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.kernels import steps_layout as sl
-from recollect.replay.choice import Drawn
 from recollect.replay.episodes import Rings
+from recollect.replay.start_draws import DrawnStarts
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.rows import Allocate
 
@@ -91,7 +91,7 @@ class ColumnPlan:
         return Copies(self.lanes, result)
 
 
-def info_of(drawn: Drawn, envs: Ints, rows: Ints, size: int) -> Info:
+def start_info(drawn: DrawnStarts, envs: Ints, rows: Ints, size: int) -> Info:
     """What the buffer knows of each start."""
     arrays: dict[str, Array] = {
         "keys": ((envs << sl.ROW_BITS) | rows).view(np.uint64),
@@ -121,7 +121,7 @@ class Transitions:
         self._discounts = (gamma ** np.arange(n_step + 1)).astype(wide)
         self._copies: dict[int, Copies] = {}
 
-    def choose(self, drawn: Drawn, size: int, allocate: Allocate) -> ChosenTransitions:
+    def choose(self, drawn: DrawnStarts, size: int, allocate: Allocate) -> ChosenTransitions:
         """Under the lock: fix the rows of transitions that begin at the drawn starts."""
         n = drawn.slots.size
         numbers = np.empty((sl.TRANSITION_NUMBERS, n), np.int64)
@@ -163,7 +163,7 @@ class ChosenTransitions:
     def __init__(
         self,
         by: Transitions,
-        drawn: Drawn,
+        drawn: DrawnStarts,
         numbers: Ints,
         addresses: Ints,
         size: int,
@@ -180,11 +180,11 @@ class ChosenTransitions:
     @property
     def info(self) -> Info:
         """Keys, weights and more, which are known before anything is copied."""
-        return info_of(self.drawn, self.numbers[sl.T_ENV], self.numbers[sl.T_ROW], self._size)
+        return start_info(self.drawn, self.numbers[sl.T_ENV], self.numbers[sl.T_ROW], self._size)
 
-    def read(self, allocate: Allocate | None = None) -> Batch:
+    def read(self) -> Batch:
         """Copy the payload; needs no lock."""
         lanes = self._by.plan.lanes
         copies = self._by.copies(self.drawn.slots.size)
-        columns = lanes.gather(self._addresses, copies, allocate or self._allocate)
+        columns = lanes.gather(self._addresses, copies, self._allocate)
         return Batch._make(self._by.finish(columns, self.numbers), self.info)

@@ -18,9 +18,9 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.kernels import steps_layout as sl
-from recollect.replay.choice import Drawn
 from recollect.replay.episodes import Rings
-from recollect.replay.returns import REMEMBERED, ColumnPlan, info_of
+from recollect.replay.returns import REMEMBERED, ColumnPlan, start_info
+from recollect.replay.start_draws import DrawnStarts
 from recollect.replay.starts import MODES, StartKind
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.rows import Allocate
@@ -58,7 +58,7 @@ def sequence_kind(
     return kind, length
 
 
-class Runs:
+class StepRuns:
     """How runs of steps are read, for one buffer."""
 
     def __init__(self, rings: Rings, lanes: Lanes, next_names: list[str]) -> None:
@@ -69,7 +69,13 @@ class Runs:
         self._bounds: dict[tuple[int, int], Ints] = {}
 
     def choose(
-        self, drawn: Drawn, bounds: Ints, stride: int, across: bool, size: int, allocate: Allocate
+        self,
+        drawn: DrawnStarts,
+        bounds: Ints,
+        stride: int,
+        across: bool,
+        size: int,
+        allocate: Allocate,
     ) -> ChosenRuns:
         """Under the lock: fix the rows of runs; run i has bounds[i + 1] - bounds[i] positions."""
         total = int(bounds[-1])
@@ -115,8 +121,8 @@ class ChosenRuns:
 
     def __init__(
         self,
-        by: Runs,
-        drawn: Drawn,
+        by: StepRuns,
+        drawn: DrawnStarts,
         numbers: Ints,
         flags: Flags,
         addresses: Ints,
@@ -132,9 +138,9 @@ class ChosenRuns:
         self.numbers = numbers
         self.flags = flags
 
-    def _read(self, shape: tuple[int, ...], allocate: Allocate | None) -> dict[str, Any]:
+    def _read(self, shape: tuple[int, ...]) -> dict[str, Any]:
         lanes = self._by.plan.lanes
-        columns = lanes.gather(self._addresses, self._by.copies(shape), allocate or self._allocate)
+        columns = lanes.gather(self._addresses, self._by.copies(shape), self._allocate)
         ordered: dict[str, Any] = {name: columns[name] for name in self._by.plan.order}
         for name, place in (("terminated", sl.IS_TERMINATED), ("truncated", sl.IS_TRUNCATED)):
             ordered[name] = self._mask(place, shape)
@@ -145,13 +151,13 @@ class ChosenRuns:
         return mask
 
     def _info(self) -> Info:
-        return info_of(self.drawn, self.numbers[0], self.numbers[1], self._size)
+        return start_info(self.drawn, self.numbers[0], self.numbers[1], self._size)
 
-    def sequences(self, length: int, burn_in: int, allocate: Allocate | None = None) -> Batch:
+    def sequences(self, length: int, burn_in: int) -> Batch:
         """Copy sequences: columns `[n, length, ...]`, and masks."""
         n = self.drawn.slots.size
         shape = (n, length)
-        columns = self._read(shape, allocate)
+        columns = self._read(shape)
         columns["valid"] = self._mask(sl.IS_VALID, shape)
         columns["is_first"] = self._mask(sl.IS_FIRST, shape)
         warm = np.zeros(shape, np.bool_)
@@ -160,10 +166,10 @@ class ChosenRuns:
         columns["bootstrap"] = self._mask(sl.IS_BOOTSTRAP, shape)
         return Batch._make(columns, self._info())
 
-    def episodes(self, bounds: Ints, allocate: Allocate | None = None) -> Batch:
+    def episodes(self, bounds: Ints) -> Batch:
         """Copy whole episodes: columns `[rows, ...]`, with `info.row_offsets` between them."""
         shape = (int(bounds[-1]),)
-        columns = self._read(shape, allocate)
+        columns = self._read(shape)
         columns["is_first"] = self._mask(sl.IS_FIRST, shape)
         columns["bootstrap"] = self._mask(sl.IS_BOOTSTRAP, shape)
         info = self._info()

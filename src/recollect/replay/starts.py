@@ -8,7 +8,8 @@ goes when a fifth is asked for, and costs a scan when it is asked for again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,6 @@ class Starts:
         self._indexes: dict[tuple[StartKind, bool], StartIndex] = {}
         self._zeros = False
         self.table = np.zeros((0, sl.STARTS_BLOCK), np.int64)
-        self.scans = 0
 
     def find(self, kind: StartKind) -> tuple[StartIndex, StartIndex | None]:
         """The index of a kind, made now if there is none; and that of the newest rows."""
@@ -147,7 +147,6 @@ class Starts:
         self._lay_out()
         for recent, _ in made:
             self._indexes[kind, recent].fill(self._rings, self._zeros)
-        self.scans += 1
 
     def _lay_out(self) -> None:
         """Give every index its row in a new table."""
@@ -173,6 +172,50 @@ class Starts:
         self._indexes.clear()
         self._lay_out()
 
+    def reset(self) -> None:
+        """Back to what was just made."""
+        self.clear()
+        self._zeros = False
+
+    # -- snapshots --------------------------------------------------------------------------------
+    def capture(self) -> tuple[dict[str, Any], dict[str, Ints]]:
+        """Which indexes there are, as plain data; and the members of dense sets, in their order."""
+        numbers = {
+            "counts_zeros": self._zeros,
+            "kinds": [asdict(kind) for kind in self._kinds],
+            "starts": [[asdict(kind), recent] for kind, recent in self._indexes],
+        }
+        arrays = {}
+        for place, index in enumerate(self._indexes.values()):
+            if index.index.kind.kind == layout.UNIFORM:
+                members = index.index.arrays[layout.A_MEMBERS]
+                arrays[f"starts.{place}"] = members[: index.count].copy()
+        return numbers, arrays
+
+    def restore(
+        self,
+        numbers: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        own: StartKind,
+        moved: Callable[[Ints], Ints],
+    ) -> None:
+        """Make the indexes that were captured, over rows that are back already.
+
+        `own` is the kind of the buffer's transitions, and `moved` says where slots are now.
+        """
+        if numbers["counts_zeros"]:
+            self.expect_zeros()
+        for described in numbers["kinds"]:
+            kind = StartKind(**described)
+            if kind.mode != sl.TRANSITION or kind == own:
+                self.find(kind)
+        for place, (described, recent) in enumerate(numbers["starts"]):
+            index = self._indexes.get((StartKind(**described), recent))
+            members = arrays.get(f"starts.{place}")
+            if index is not None and members is not None:
+                index.reorder(moved(members.astype(np.int64)))
+
+    # -- draws from some starts -------------------------------------------------------------------
     def among(self, index: StartIndex, slots: Ints) -> tuple[NDArray[Any], Index]:
         """A table of one index over some starts, for a single draw: it draws places in `slots`."""
         table = np.zeros((1, sl.STARTS_BLOCK), np.int64)

@@ -15,7 +15,7 @@ from recollect.config import Source, load_mapping
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.group import Group
 from recollect.training.metrics import stored
-from recollect.training.preparation import DataPreparation
+from recollect.training.preparation import BlockingPreparation, DataPreparation
 from recollect.training.train_step import RankBatch
 
 AT_ONCE = 10_000  # calls that may wait in the actor at the same time
@@ -102,45 +102,31 @@ class RemotePreparation:
         return BlockingRemotePreparation(self.handle)
 
 
-class BlockingRemotePreparation:
+class BlockingRemotePreparation(BlockingPreparation):
     """The calls of `RemotePreparation` for programs without an event loop."""
 
     def __init__(self, handle: Any) -> None:
+        calls: Any = _References(handle)
+        super().__init__(calls)
         self.handle = handle
 
-    def put(self, group: Group, *, version: int | None = None) -> int | None:
-        found: int | None = self._call("put", group, version)
-        return found
-
-    def get(self, rank: int, step: int) -> RankBatch:
-        found: RankBatch = self._call("get", rank, step)
-        return found
-
-    def confirm(self, rank: int, step: int) -> bool:
-        found: bool = self._call("confirm", rank, step)
-        return found
-
-    def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
-        found: int = self._call("report", rank, step, rollout_ids, priority)
-        return found
-
-    def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._call("state")
-        return found
-
-    def restore(self, saved: Mapping[str, Any]) -> int:
-        found: int = self._call("restore", saved)
-        return found
+    def run(self, call: Any) -> Any:
+        """Wait for what an actor was asked for."""
+        return optional("ray").get(call)
 
     def metrics(self) -> dict[str, float]:
-        found: dict[str, float] = self._call("metrics")
+        found: dict[str, float] = self.run(self.handle.metrics.remote())
         return found
 
-    def close(self) -> None:
-        self._call("close")
 
-    def _call(self, name: str, *arguments: Any) -> Any:
-        return optional("ray").get(getattr(self.handle, name).remote(*arguments))
+class _References:
+    """The calls of an actor, of which each returns a reference at once."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle, name).remote
 
 
 def start_actor(config: Source, **options: Any) -> RemotePreparation:

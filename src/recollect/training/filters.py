@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from recollect.base.arguments import one_of
 from recollect.errors import InvalidValue, shown
 from recollect.training.advantages import Grouped
 from recollect.training.selection import Flags, Rollouts, Selection, select
@@ -34,8 +35,7 @@ class Filter(ABC):
 
 
 def _check_action(action: str) -> None:
-    if action not in ACTIONS:
-        raise InvalidValue(f"action: expected 'drop' or 'mask', got {shown(action)}")
+    one_of("action", action, ACTIONS)
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class RewardRange(Filter):
 
     def __post_init__(self) -> None:
         _check_action(self.action)
-        if self.per not in UNITS:
-            raise InvalidValue(f"per: expected 'group' or 'rollout', got {shown(self.per)}")
+        one_of("per", self.per, UNITS)
         if not self.low <= self.high:
             raise InvalidValue(f"low: expected at most high, {self.high}, got {shown(self.low)}")
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recollect.base.arguments import whole
+from recollect.base.arguments import one_of, whole
 from recollect.data.ragged import Ragged, offsets_of
-from recollect.errors import InvalidValue, shown
+from recollect.errors import InvalidValue
 from recollect.kernels import load as kernels
 from recollect.storage.buffers import BufferPool
 from recollect.training.advantages import Advantages
@@ -30,13 +30,6 @@ QUADRATIC_AT = 49_152
 KEPT = 64 << 20  # bytes of packs that are used again for the next step
 
 _pool = BufferPool(KEPT)
-
-
-def one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    """Raise `InvalidValue` unless an option has one of the values that are known."""
-    if value not in known:
-        expected = " or ".join(map(repr, known))
-        raise InvalidValue(f"{name}: expected {expected}, got {shown(value)}")
 
 
 @dataclass(frozen=True)

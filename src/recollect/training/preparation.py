@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from recollect.base.arguments import whole
+from recollect.base.arguments import one_of, whole
 from recollect.base.blocking_face import BlockingFace
 from recollect.errors import InvalidValue, NeverPossible, TableClosed, shown
 from recollect.kernels import load as kernels
@@ -22,7 +22,7 @@ from recollect.rollouts.train_groups import ANY, GroupSource
 from recollect.training.advantages import Advantage, rule_of
 from recollect.training.filters import Filter
 from recollect.training.metrics import Window, stored
-from recollect.training.packing import Packing, one_of
+from recollect.training.packing import Packing
 from recollect.training.sinks import Sink
 from recollect.training.sources import Mode, Queue
 from recollect.training.step_maker import StepMaker

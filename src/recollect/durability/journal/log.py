@@ -55,18 +55,34 @@ class Lock:
 
 
 class Sections:
-    """What a record holds, in order: names, and bytes in pieces."""
+    """What a record holds, in order: names, and streams of Arrow in pieces."""
 
     def __init__(self) -> None:
         self.listed: list[tuple[str, int]] = []
-        self.pieces: list[Any] = []
+        self.pieces: list[bytes | memoryview] = []
         self.size = 0  # bytes; the next section begins here
 
-    def add(self, name: str, pieces: Sequence[Any]) -> None:
+    def add(self, name: str, pieces: Sequence[memoryview]) -> None:
+        """Add a stream. Its first large piece begins with a block of the file, so that the disk
+        can read it where it lies."""
+        before = 0
+        for piece in pieces:
+            if len(piece) >= WORTH_IT:
+                self._lengthen(-(self.size + before) % BLOCK)
+                break
+            before += len(piece)
         size = sum(map(len, pieces))
         self.listed.append((name, size))
         self.pieces += [*pieces, bytes(-size % 8)]
         self.size += size + -size % 8
+
+    def _lengthen(self, count: int) -> None:
+        """Lengthen the last section by zeros: a reader stops where the stream in it ends."""
+        if self.listed:
+            name, size = self.listed[-1]
+            self.listed[-1] = name, size + -size % 8 + count
+            self.pieces.append(bytes(count))
+            self.size += count
 
 
 class Log:

@@ -11,21 +11,18 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recollect.data.arrow import ArrowBatch, bytes_array
+from recollect.data.arrow import ArrowBatch, bytes_array, numbers_array, record_batch
 from recollect.data.batch import Batch
 from recollect.data.columns import Columns
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Rows, Schema
-from recollect.durability.format import read_record
-from recollect.durability.format import stream_of as arrow_stream
-from recollect.durability.journal.ipc import Form, form_of, stream_of
+from recollect.durability.format import read_record, stream_pieces
 from recollect.durability.journal.log import Sections
 from recollect.durability.journal.payload import Payload, read_all
 from recollect.errors import JournalError, SnapshotError
@@ -36,16 +33,18 @@ Keys = NDArray[np.uint64]
 NO_KEYS = np.zeros(0, np.uint64)
 NO_VALUES = np.zeros(0, np.float64)
 NO_ROWS = np.zeros(0, np.int32)
-EFFECTS = [
-    ("kind", pa.string()),
-    ("position", pa.int64()),
-    ("number", pa.int64()),
-    ("at", pa.float64()),
-    ("keys", pa.large_list(pa.uint64())),
-    ("values", pa.large_list(pa.float64())),
-    ("per_item", pa.large_list(pa.int32())),
-    ("about", pa.large_string()),
-]
+EFFECTS = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("position", pa.int64()),
+        ("number", pa.int64()),
+        ("at", pa.float64()),
+        ("keys", pa.large_list(pa.uint64())),
+        ("values", pa.large_list(pa.float64())),
+        ("per_item", pa.large_list(pa.int32())),
+        ("about", pa.large_string()),
+    ]
+)
 
 # What happened. Those of tables are effects; the last four are no effects and have no number.
 INSERTED, REMOVED, UPDATED, AMENDED = "inserted", "removed", "updated", "amended"
@@ -100,19 +99,19 @@ def encode(entries: Sequence[Entry]) -> Sections:
         merged = _merged(told)
         if not merged:
             continue
-        sections.add(f"{member}.effects", _effects(merged))
+        sections.add(f"{member}.effects", stream_pieces(_effects(merged)))
         payloads = [(e.payload, e.nbytes) for e in merged if e.payload is not None]
         for place, batch in enumerate(read_all(payloads)):
-            sections.add(f"{member}.rows.{place}", stream_of(batch, sections.size))
+            sections.add(f"{member}.rows.{place}", stream_pieces(record_batch(batch)))
             if batch.shared.columns:
-                shared = stream_of(batch.shared, sections.size)
+                shared = stream_pieces(record_batch(batch.shared))
                 sections.add(f"{member}.shared.{place}", shared)
         late = [(e.late, e.nbytes) for e in merged if e.late is not None]
         for place, batch in enumerate(read_all(late)):
-            sections.add(f"{member}.late.{place}", stream_of(batch, sections.size))
+            sections.add(f"{member}.late.{place}", stream_pieces(record_batch(batch)))
         blobs = {name: blob for e in merged if e.blobs for name, blob in e.blobs.items()}
         if blobs:
-            sections.add(f"{member}.blobs", [memoryview(arrow_stream(_blobs(blobs)))])
+            sections.add(f"{member}.blobs", stream_pieces(_blobs(blobs)))
     return sections
 
 
@@ -143,36 +142,21 @@ def _added_up(drawn: Sequence[Entry]) -> Entry:
     )  # fmt: skip
 
 
-def _effects(entries: Sequence[Entry]) -> list[Any]:
-    """A row per entry, as a stream."""
-    count = len(entries)
-    keys, key_ends = _lists([entry.keys for entry in entries], np.uint64)
-    values, value_ends = _lists([entry.values for entry in entries], np.float64)
-    rows, row_ends = _lists([entry.per_item for entry in entries], np.int32)
-    kinds = [entry.kind for entry in entries]
-    texts = [b"" if entry.about is None else _text(entry.about) for entry in entries]
-    told = np.array([entry.about is not None for entry in entries])
-    # In the order of EFFECTS, and of a list first how it is divided.
-    nodes = [
-        *(count, 0) * 5, keys.size, 0, count, 0, values.size, 0, count, 0, rows.size, 0,
-        count, count - int(told.sum()),
-    ]  # fmt: skip
-    buffers = [
-        None, _ends(kinds, np.int32), _bytes("".join(kinds).encode()),
-        None, np.array([entry.position for entry in entries], np.int64),
-        None, np.array([entry.number for entry in entries], np.int64),
-        None, np.array([entry.at for entry in entries], np.float64),
-        None, key_ends, None, keys,
-        None, value_ends, None, values,
-        None, row_ends, None, rows,
-        np.packbits(told, bitorder="little"), _ends(texts, np.int64), _bytes(b"".join(texts)),
-    ]  # fmt: skip
-    return _form_of_effects().stream(count, nodes, buffers)
-
-
-@cache
-def _form_of_effects() -> Form:
-    return form_of(pa.schema(EFFECTS))
+def _effects(entries: Sequence[Entry]) -> Any:
+    """A record batch with a row per entry."""
+    texts = [None if entry.about is None else _text(entry.about) for entry in entries]
+    told = np.packbits([text is not None for text in texts], bitorder="little")
+    arrays = [
+        _texts(pa.string(), np.int32, [entry.kind.encode() for entry in entries]),
+        numbers_array(np.array([entry.position for entry in entries], np.int64)),
+        numbers_array(np.array([entry.number for entry in entries], np.int64)),
+        numbers_array(np.array([entry.at for entry in entries], np.float64)),
+        _lists(np.uint64, [entry.keys for entry in entries]),
+        _lists(np.float64, [entry.values for entry in entries]),
+        _lists(np.int32, [entry.per_item for entry in entries]),
+        _texts(pa.large_string(), np.int64, [text or b"" for text in texts], told),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=EFFECTS)
 
 
 def _text(about: Mapping[str, Any] | bytes) -> bytes:
@@ -190,19 +174,25 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _lists(arrays: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
-    """The values of all, and where each ends."""
-    return np.concatenate(arrays).astype(dtype, copy=False), _ends(arrays, np.int64)
+def _texts(kind: Any, ends: Any, texts: Sequence[bytes], told: Array | None = None) -> Any:
+    """Texts as Arrow has them; `told` has a bit for each that is there."""
+    validity = None if told is None else pa.py_buffer(told)
+    buffers = [validity, pa.py_buffer(_ends(ends, texts)), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(kind, len(texts), buffers)
 
 
-def _ends(parts: Sequence[Any], dtype: Any) -> Array:
+def _lists(dtype: Any, arrays: Sequence[Array]) -> Any:
+    """The numbers of each entry, as Arrow has lists."""
+    values = numbers_array(np.concatenate(arrays).astype(dtype, copy=False))
+    ends = pa.py_buffer(_ends(np.int64, arrays))
+    kind = pa.large_list(values.type)
+    return pa.Array.from_buffers(kind, len(arrays), [None, ends], children=[values])
+
+
+def _ends(dtype: Any, parts: Sequence[Any]) -> Array:
     ends = np.zeros(len(parts) + 1, dtype)
     np.cumsum(list(map(len, parts)), out=ends[1:])
     return ends
-
-
-def _bytes(data: bytes) -> Array:
-    return np.frombuffer(data, np.uint8)
 
 
 def _blobs(blobs: Mapping[str, bytes]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Self
 
+from recollect.base.arguments import one_of
 from recollect.errors import GenerationError, InvalidValue, shown
 from recollect.production.generators.base import to_generate
 from recollect.production.generators.life_cycle import abort, begin, stamp, together
@@ -58,8 +59,7 @@ class FunctionGenerator:
     def __init__(self, function: Function, *, on_pause: str = "finish", version: int = 0) -> None:
         if not callable(function):
             raise InvalidValue(f"function: expected a function of a group, got {shown(function)}")
-        if on_pause not in ON_PAUSE:
-            raise InvalidValue(f"on_pause: expected 'finish' or 'abort', got {shown(on_pause)}")
+        one_of("on_pause", on_pause, ON_PAUSE)
         self._function = function
         self._aborts = on_pause == "abort"
         self._scopes: set[asyncio.Timeout] = set()

@@ -142,7 +142,7 @@ def draw_from_all(items, table, rows, unit):
 
 
 @inner("void(ints, table, ints, int64, words, ints, floats, ints)")
-def _distinct_uniform(items, table, rows, n, random, chosen, probability, work):
+def distinct_uniform(items, table, rows, n, random, chosen, probability, work):
     """A shuffle of the first n: each chosen member is swapped in front of the others."""
     count = count_of_all(table, rows)
     for k in range(rows.size):
@@ -163,7 +163,7 @@ def _distinct_uniform(items, table, rows, n, random, chosen, probability, work):
 
 
 @inner("void(ints, table, ints, int64, words, ints, floats, ints, floats)")
-def _distinct_weighted(items, table, rows, n, random, chosen, probability, work, floats):
+def distinct_weighted(items, table, rows, n, random, chosen, probability, work, floats):
     """Draw one after another, each drawn leaf set to zero until all are drawn.
 
     So the probabilities are exactly those of sequential draws. Items of weight zero come once
@@ -207,6 +207,6 @@ def choose_distinct(items, table, rows, n, random, chosen, probability, work, fl
                 chosen[i] = pop_first(items, table, rows)
         probability[:n] = 1.0
     elif kind == UNIFORM:
-        _distinct_uniform(items, table, rows, n, random, chosen, probability, work)
+        distinct_uniform(items, table, rows, n, random, chosen, probability, work)
     else:
-        _distinct_weighted(items, table, rows, n, random, chosen, probability, work, floats)
+        distinct_weighted(items, table, rows, n, random, chosen, probability, work, floats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ FIELDS: dict[str, FieldType] = {
 
 
 @dataclass(slots=True)
-class Drawn:
+class DrawnStarts:
     """Starts as of the moment they were drawn."""
 
     slots: Ints
@@ -38,7 +39,7 @@ class Drawn:
     priority: Floats | None
 
 
-class Drawing:
+class StartDraws:
     """The draws of a buffer. Its caller holds the lock, and has asked `available` first."""
 
     def __init__(
@@ -47,7 +48,7 @@ class Drawing:
         self._rings = rings
         self._sampler = sampler
         self._share = share
-        self._credit = 0.0  # draws that the newest steps are owed
+        self.credit = 0.0  # draws that the newest steps are owed
         self.calls = 0
         self.random = np.random.SeedSequence(seed).generate_state(4, np.uint64)
         if isinstance(sampler, Prioritized):
@@ -77,7 +78,9 @@ class Drawing:
         return slots[mask(where, resolve, slots.size)]
 
     # -- draws ------------------------------------------------------------------------------------
-    def draw(self, kind: StartKind, n: int, replace: bool, matching: Ints | None = None) -> Drawn:
+    def draw(
+        self, kind: StartKind, n: int, replace: bool, matching: Ints | None = None
+    ) -> DrawnStarts:
         """Draw n starts; where `matching` is given, from these slots alone."""
         whole, recent = self.starts.find(kind)
         if matching is not None:
@@ -99,11 +102,17 @@ class Drawing:
         self.calls += 1
         return drawn
 
+    def resume(self, calls: int, credit: float, random: Sequence[int] | None) -> None:
+        """Go on as other draws did after so many calls; without words the random state stays."""
+        self.calls, self.credit = calls, credit
+        if random is not None:
+            self.random[:] = np.array(random, np.uint64)
+
     def _newest(self, recent: StartIndex, n: int, replace: bool) -> int:
         """How many of n the newest steps get: what one batch rounds away, a later one makes up."""
-        self._credit += n * self._share
-        count = min(n, int(self._credit + 1e-9))
-        self._credit -= count
+        self.credit += n * self._share
+        count = min(n, int(self.credit + 1e-9))
+        self.credit -= count
         if not recent.count:
             return 0
         return count if replace else min(count, recent.count)
@@ -132,7 +141,7 @@ class Drawing:
             slots, chances, work, held,
         )  # fmt: skip
 
-    def _draw_among(self, index: StartIndex, n: int, replace: bool, matching: Ints) -> Drawn:
+    def _draw_among(self, index: StartIndex, n: int, replace: bool, matching: Ints) -> DrawnStarts:
         places, probability = np.empty(n, np.int64), np.empty(n)
         table, one = self.starts.among(index, matching)
         self._kernel(table, 0, 0, n, replace, places, probability)
@@ -144,13 +153,13 @@ class Drawing:
 
     def _weighed(
         self, index: StartIndex, slots: Ints, probability: Floats, size: int, smallest: float
-    ) -> Drawn:
+    ) -> DrawnStarts:
         """With the weights that make up for unequal probabilities: (size · P) ** -beta."""
         priority = self._rings.priority
         of_slots = None if priority is None else priority[slots]
         sampler = self._sampler
         if not isinstance(sampler, Prioritized) or index.index.kind.kind != layout.WEIGHT:
-            return Drawn(slots, probability, np.ones(slots.size), of_slots)
+            return DrawnStarts(slots, probability, np.ones(slots.size), of_slots)
         beta = sampler.beta.at(self.calls) if isinstance(sampler.beta, Linear) else sampler.beta
         reference = 1.0 / size
         if sampler.normalize == "batch":
@@ -158,7 +167,7 @@ class Drawing:
         elif sampler.normalize == "table" and smallest < np.inf:
             reference = smallest
         weights = (probability / reference) ** -beta
-        return Drawn(slots, probability, weights, of_slots)
+        return DrawnStarts(slots, probability, weights, of_slots)
 
 
 _NO_INTS = np.zeros(0, np.int64)
