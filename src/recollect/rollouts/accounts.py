@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,19 @@ FORGETTING = 0.5  # what is left of the recent counts after each train step that
 log = logging.getLogger("recollect.rollouts")
 
 
+@dataclass(slots=True, eq=False)
 class Account:
-    """The counts of one task."""
+    """The counts of one task, in the order in which they are written down."""
 
-    __slots__ = (
-        "expired", "left", "put", "recently_expired", "recently_taken", "retried", "sampled",
-        "starves", "taken",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.put = 0
-        self.taken = 0  # handed out, by a take or under a lease
-        self.sampled = 0  # drawn, to stay or to wear out: once for each draw
-        self.expired = 0
-        self.retried = 0
-        self.left: Counter[str] = Counter()  # by reason
-        self.recently_expired = 0.0
-        self.recently_taken = 0.0
-        self.starves = False
+    expired: int = 0
+    left: Counter[str] = field(default_factory=Counter)  # by reason
+    put: int = 0
+    recently_expired: float = 0.0
+    recently_taken: float = 0.0
+    retried: int = 0
+    sampled: int = 0  # once for each draw of `sample`, the last one included
+    starves: bool = False
+    taken: int = 0  # handed out, by a take or under a lease
 
 
 class Accounts:
@@ -63,7 +59,7 @@ class Accounts:
         account.recently_taken += count
 
     def drew(self, tasks: Iterable[str]) -> None:
-        """Groups of these tasks were sampled; whoever reuses groups does not let them starve."""
+        """Groups of these tasks were sampled; a task that is sampled from does not starve."""
         for task, count in Counter(tasks).items():
             account = self[task]
             account.sampled += count
@@ -80,7 +76,7 @@ class Accounts:
             account = self[task]
             expired, taken = account.recently_expired, account.recently_taken
             starves = expired >= STARVING and expired > taken
-            if account.starves:  # until it clearly does not, so that it is said once
+            if account.starves:  # it goes on until it clearly ends, so that the warning comes once
                 starves = 2 * expired > taken
             if starves and not account.starves:
                 log.warning(
@@ -101,7 +97,7 @@ class Accounts:
         now: float,
         train_step: int,
     ) -> dict[str, dict[str, Any]]:
-        """All of it as plain data; `counts` has stored, leased and archived groups."""
+        """Plain data; `counts` has, by task, how many groups are stored, leased and archived."""
         by_task: dict[str, list[GroupEntry]] = {}
         for entry in entries:
             if entry.trained:
@@ -115,7 +111,7 @@ class Accounts:
                 "put": account.put,
                 "stored": stored,
                 "leased": leased,
-                "archived": archived,  # those have left, as trained
+                "archived": archived,  # these have left, with the reason `trained`
                 "taken": account.taken,
                 "sampled": account.sampled,
                 "expired": account.expired,
@@ -138,7 +134,7 @@ class Accounts:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """What `state` returned."""
+        """Go back to what `state` returned."""
         self._tasks = {}
         for task, counts in state.items():
             account = self[task]
@@ -147,7 +143,7 @@ class Accounts:
 
 
 def _quantiles(values: list[float]) -> dict[str, float]:
-    """By name, such as p50; none where there is nothing."""
+    """Quantiles by name, such as p50; empty where there are no values."""
     if not values:
         return {}
     found = np.quantile(np.array(values, np.float64), QUANTILES).tolist()

@@ -32,7 +32,6 @@ from recollect.rollouts.rollout import CODES, Status
 from recollect.rollouts.space import bytes_of, drop_archived, drop_stalest
 from recollect.rollouts.values import any_array, named
 from recollect.table.changes import add_column
-from recollect.table.effects import Amended, Updated
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
 
@@ -95,7 +94,7 @@ class Annotation:
         return self._one_each("attempt", array)
 
     def _rewards(self, reward: Any) -> NDArray[np.float64]:
-        array = _numbers(reward, "biufV", np.float64)  # V: numbers that NumPy has not, as bfloat16
+        array = _numbers(reward, "biufV", np.float64)  # V: dtypes that others added, as bfloat16
         if array is None:
             raise InvalidValue(
                 "reward: expected numbers, one for each rollout or one for all, got "
@@ -131,7 +130,7 @@ class Annotation:
                 )
             parts = [any_array(name, cell) for cell in given]
             if not parts:
-                any_array(name, NO_VALUES)  # the name must be one
+                any_array(name, NO_VALUES)  # raises where the name is not allowed
             made = other_array(name, parts)[0] if parts else Ragged._make(NO_VALUES, NO_ROWS)
             assert isinstance(made, Ragged)
             column = made
@@ -141,7 +140,7 @@ class Annotation:
         return column
 
     def fit(self, schema: Schema) -> Schema:
-        """Arrays in the dtype of their columns, and the schema that has those of new names too."""
+        """Convert arrays to the dtype of their columns; returns the schema with new ones."""
         for name, cells in self.arrays.items():
             column = schema.columns.get(name)
             if column is None:
@@ -151,7 +150,7 @@ class Annotation:
         return schema
 
     def filled(self, rows: Rows, names: list[str], where: Any, sources: Sequence[int]) -> Rows:
-        """Stored rows with these cells in the place of what was there."""
+        """Stored rows, with these cells written over what was there."""
         columns, present = list(rows.columns), list(rows.present or [None] * len(names))
         picked = np.array(sources)
         new: dict[str, Any] = {name: cells[picked] for name, cells in self.arrays.items()}
@@ -185,7 +184,7 @@ def _ids(rollout_ids: Any) -> list[str]:
 
 
 def _cells(given: Any) -> list[Any] | None:
-    """What was given for each rollout, None where it is not several things."""
+    """A list with a value for each rollout, None where one value was given."""
     if isinstance(given, str | bytes | Mapping):
         return None
     try:
@@ -195,7 +194,7 @@ def _cells(given: Any) -> list[Any] | None:
 
 
 def _numbers(value: Any, kinds: str, dtype: Any) -> NDArray[Any] | None:
-    """A number or a flat array of them, None where it is neither: 0.5 is no whole number."""
+    """A number, or a flat array of numbers of some kinds; None for anything else."""
     try:
         array = np.asarray(value)
         if array.ndim > 1 or (array.size and array.dtype.kind not in kinds):
@@ -206,7 +205,7 @@ def _numbers(value: Any, kinds: str, dtype: Any) -> NDArray[Any] | None:
 
 
 def _with_new(rows: Rows, schema: Schema) -> Rows:
-    """Stored rows as they are when the table has all columns of a schema: no cell of the new."""
+    """Stored rows with all columns of a schema; in the new ones no row has a cell."""
     columns, present = list(rows.columns), list(rows.present or [None] * len(rows.columns))
     for column in list(schema.columns.values())[len(columns) :]:
         nothing = np.zeros((0, *column.shape), column.dtype)
@@ -216,7 +215,7 @@ def _with_new(rows: Rows, schema: Schema) -> Rows:
 
 
 def _with_cells(column: Stored, where: Any, cells: Any) -> Stored:
-    """A column with other cells in some rows."""
+    """A copy of a column in which some rows have other cells."""
     if isinstance(column, Ragged):
         both = Ragged._make(
             np.concatenate([column.values, cells.values]),
@@ -267,11 +266,10 @@ def fill(core: RolloutCore, annotation: Annotation) -> Mask | Blocked:
     blocked = _make_room(core, keys, int(payload.sum()))
     if blocked is not None:
         return blocked
-    for name in names[len(batch.columns) :]:  # now, because what does not land leaves no trace
+    for name in names[len(batch.columns) :]:  # only now: what fails leaves no column
         add_column(table, name, schema.columns[name])
     core.lease_sizes.clear()
-    core.storage.amend(keys, after, np.diff(starts).astype(np.int32), payload)
-    table.effects.emit(Amended, keys, dict(zip(names, after.columns, strict=True)))
+    core.amend(keys, names, after, np.diff(starts).astype(np.int32), payload)
     _complete(core, keys, names, after, starts)
     if "loss_mask" in annotation.arrays:
         judge_again(core, keys, batch.info.task.tolist(), after.columns, starts[:-1])
@@ -297,7 +295,7 @@ def keys_by_rollout(core: RolloutCore) -> dict[str, int]:
 
 
 def _places(core: RolloutCore, annotation: Annotation) -> dict[int, tuple[int, int]]:
-    """By place among the ids: the key of the group, and the row in it; none for those gone."""
+    """For ids, by place: the key of the group and the row in it. Those that left are missing."""
     keys = keys_by_rollout(core)
     places: dict[int, tuple[int, int]] = {}
     seen: dict[str, int] = {}
@@ -338,7 +336,7 @@ def _other_segments(
 
 
 def _make_room(core: RolloutCore, keys: Keys, payload: int) -> Blocked | None:
-    """Have room for so many bytes more in these groups, or say what must leave first."""
+    """Make room for so many more bytes in these groups, or say what must leave first."""
     if core.capacity_bytes is None or core.nbytes + payload <= core.capacity_bytes:
         return None
     whole_groups = bytes_of(core, keys) + payload
@@ -383,6 +381,4 @@ def _complete(core: RolloutCore, keys: Keys, names: list[str], rows: Rows, start
     if ready and core.judge is not None:
         ready = core.judge(ready)  # whoever judges groups before they train keeps some back
     if ready and core.needs:
-        done = np.array(ready, np.uint64)
-        core.storage.update(done, {"ready": True})
-        core.table.effects.emit(Updated, done, {"ready": True})
+        core.set_fields(np.array(ready, np.uint64), {"ready": True})

@@ -21,7 +21,7 @@ def digest(blob: bytes) -> str:
 
 
 class Blob:
-    """Bytes that several buffers may hold; they are gone with the last of them."""
+    """Bytes that several buffers may hold; the memory is freed with the last of them."""
 
     __slots__ = ("__weakref__", "data")
 
@@ -35,7 +35,7 @@ _everywhere: WeakValueDictionary[str, Blob] = WeakValueDictionary()
 class Blobs:
     """The blobs of a buffer, and how many groups refer to each. Guarded by the table's lock.
 
-    Where the groups are in a database, so are the blobs, and these are what is read of them.
+    Where the groups are in a database, the blobs are there, too, and these are copies of them.
     """
 
     def __init__(self, kept: BlobBook | None = None) -> None:
@@ -55,7 +55,7 @@ class Blobs:
         return sum(len(blob) for name, blob in blobs.items() if name not in self._blobs)
 
     def freed(self, names: Iterable[str], kept: Iterable[str]) -> int:
-        """Bytes that go when a group refers no more to some, and another comes that keeps some."""
+        """Bytes that are freed when one group leaves and another comes that keeps some blobs."""
         last = {name for name in names if self._references[name] == 1} - set(kept)
         return sum(len(self._blobs[name].data) for name in last)
 
@@ -93,11 +93,11 @@ class Blobs:
         self._blobs, self._references, self.nbytes = {}, {}, 0
 
     def kept(self, names: Sequence[str]) -> dict[str, bytes]:
-        """Those that are in a database from before."""
+        """Blobs that a database has from before, by name."""
         return {} if self._kept is None else self._kept.get(names)
 
     def get(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Blobs by name, for a reader that outlives the reference."""
+        """Blobs by name; the bytes stay valid when their group has left."""
         return {name: self._blobs[name].data for name in names}
 
     def all(self) -> dict[str, bytes]:

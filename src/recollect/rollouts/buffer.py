@@ -110,7 +110,7 @@ class RolloutBuffer(ImmediateCalls):
         self.sync = BlockingBuffer(self._core)
         self._run = self._core.table.run_async
 
-    # -- coming ---------------------------------------------------------------------------------
+    # -- putting --------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
         """Store a group; returns its key, or None where it was discarded.
 
@@ -131,7 +131,7 @@ class RolloutBuffer(ImmediateCalls):
         """
         return await self._run(space.reserve_all(self._core, n, task, timeout))
 
-    # -- going ----------------------------------------------------------------------------------
+    # -- taking and changing --------------------------------------------------------------------
     async def take(
         self,
         n: int,

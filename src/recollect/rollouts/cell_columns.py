@@ -1,6 +1,6 @@
 """Cells of rollouts as columns: numbers, text, JSON and arrays, one cell per rollout.
 
-A column of which every cell is absent is None, and takes nothing.
+A column in which every cell is absent is None, and takes no memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _reasons: dict[tuple[Any, ...], Cells] = {}
 
 
 class Unfit(Exception):
-    """Something is not an array of the right kind: each rollout must be looked at."""
+    """Something is not an array of the right kind, so each rollout must be checked by itself."""
 
 
 def offsets_of(lengths: list[int]) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ def per_token(
 
 
 def integers(values: list[int], dtype: Any, least: int) -> Array:
-    """Whole numbers; an array of one number over and over is made once."""
+    """Whole numbers as an array; one that repeats a single number is made once and shared."""
     if set(map(type, values)) != ONLY_INT:  # 1.5 would become 1, and 1.0 and True are equal to 1
         raise Unfit("whole numbers were expected")
     first, count = values[0], len(values)
@@ -101,7 +101,9 @@ def rewards_of(values: list[Any]) -> Cells:
         return np.array(values, np.float64), None
     if kinds == ONLY_NONE:
         return None, None
-    if kinds != FLOAT_OR_NONE:  # another number, which a check makes a float, or nothing good
+    if (
+        kinds != FLOAT_OR_NONE
+    ):  # other numbers, which `Rollout.check` makes floats, or something wrong
         raise Unfit("rewards are not floats")
     absent = [value is None for value in values]
     return np.array([0.0 if v is None else v for v in values]), ~np.array(absent)
@@ -125,7 +127,7 @@ def texts_of(cells: list[Any]) -> Cells:
 
 
 def finish_reasons(cells: list[Any]) -> Cells:
-    """There are few combinations of these, so each is made once."""
+    """Finish reasons as a column; there are few combinations, so each is made once."""
     key = tuple(cells)
     known = _reasons.get(key)
     if known is None:

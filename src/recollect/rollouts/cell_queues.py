@@ -10,6 +10,7 @@ import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +25,13 @@ Mask = NDArray[np.bool_]
 Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
 
 
+@dataclass(slots=True)
 class Claim:
     """Groups that a worker has claimed for a cell, and not annotated yet."""
 
-    __slots__ = ("cell", "lease", "tasks")
-
-    def __init__(self, lease: Lease, cell: str, tasks: dict[int, str]) -> None:
-        self.lease = lease
-        self.cell = cell
-        self.tasks = tasks  # by key
+    lease: Lease
+    cell: str
+    tasks: dict[int, str]  # the groups' keys, and their tasks
 
 
 class CellQueues:

@@ -65,7 +65,7 @@ def _checked(
     whole("n", n, -(1 << 62))
     check_cell("lacks", lacks)
     if task is not None:
-        core.rules[text("task", task)]  # what no put may bring is not waited for
+        core.rules[text("task", task)]  # raises for a task that no put may bring
     span = lease_span(lease)
     if span is None:
         raise InvalidValue("lease: a claim has a lease: give seconds, or True for no deadline")
@@ -78,7 +78,7 @@ def _try(
 ) -> Verb[Groups | None]:
     """Wait and claim until a deadline, or until another claim lapses.
 
-    Returns None where that claim is the news, and whoever asked tries again.
+    The verb returns None in the second case, and whoever asked tries again.
     """
     table = core.table
     with table.transaction():
@@ -120,7 +120,7 @@ def _next(core: RolloutCore, n: int, cell: str, task: str | None) -> list[int]:
         some = list(islice(waiting, n - len(keys)))
         if not some:
             break
-        # what is leased waits for its turn until it is back
+        # leased groups keep their place in the queue
         visible = core.storage.find(np.array(some, np.uint64), None, visible=True)
         keys += np.sort(visible).tolist()
     return keys

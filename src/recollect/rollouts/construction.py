@@ -12,11 +12,13 @@ from recollect.base.arguments import flag, names, whole
 from recollect.base.clock import Clock
 from recollect.base.leases import Lease
 from recollect.errors import InvalidValue, shown
-from recollect.rollouts.adoption import adopt
+from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.group_columns import ROWS, SHARED, check_cell
+from recollect.rollouts.own_state import restore_own
 from recollect.rollouts.puts import STALEST_FIRST
 from recollect.rollouts.staleness import StalenessRules
+from recollect.rules.query import FieldType
 from recollect.rules.selectors import Selector
 from recollect.storage.base import Storage
 from recollect.storage.fields import parse_tags
@@ -31,7 +33,7 @@ OWN_TAGS = {"ready": bool, "expires": int, "trained_at": int}
 
 
 class BufferOwner:
-    """What a buffer is to its table: snapshots and journals of a store save the rest with it."""
+    """A buffer as its table knows it: what snapshots and journals of the table save and follow."""
 
     def __init__(self, core: RolloutCore) -> None:
         self._core = core
@@ -83,10 +85,7 @@ def new_core(
     for need in needed:
         check_cell("needs", need)
     archive = flag("archive", archive)
-    kinds = parse_tags(tags)
-    for tag in OWN_TAGS:
-        if tag in kinds:
-            raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
+    kinds = _checked_tags(tags)
     table = Table(
         name,
         capacity=LARGEST_CAPACITY if capacity is None else capacity,
@@ -111,9 +110,52 @@ def new_core(
         archive=archive,
     )
     table.core.owner = BufferOwner(core)
-    adopt(core)
+    _adopt(core)
     if journal is not None:
         from recollect.rollouts.journaled import open_journal
 
         open_journal(core, journal)
     return core
+
+
+def _checked_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:
+    kinds = parse_tags(tags)
+    for tag in OWN_TAGS:
+        if tag in kinds:
+            raise InvalidValue(f"tags: the name {tag!r} is taken; choose another")
+    return kinds
+
+
+# -- groups that are in the storage from before, such as a database after a restart ---------------
+class _KeptBlobs(dict[str, bytes]):
+    """The blobs that a storage has kept; they are read when a group asks for them."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
+
+    def __missing__(self, name: str) -> bytes:
+        found = self._blobs.kept([name]).get(name)
+        if found is None:
+            raise InvalidValue(
+                "storage: a stored group refers to blobs that this storage does not have: those "
+                "went with the process that put them; put groups with blobs anew, into an empty "
+                "table"
+            )
+        self[name] = found
+        return found
+
+
+def _adopt(core: RolloutCore) -> None:
+    """Know the groups that are in the storage.
+
+    Accounts begin anew, as if the groups had just been put, and so does the train step: the next
+    `advance` sets it.
+    """
+    with core.table.transaction():
+        if not len(core.storage):
+            return
+        own = {"train_step": core.train_step, "accounts": core.accounts.state()}
+        restore_own(core, own, _KeptBlobs(core.blobs))
+        for entry in core.entries.values():
+            if not entry.trained:
+                core.accounts[entry.task].put += 1

@@ -18,26 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.leases import Lease
-from recollect.data.schema import Column
+from recollect.data.schema import Column, Rows
 from recollect.rollouts.accounts import Accounts
 from recollect.rollouts.blobs import Blobs
 from recollect.rollouts.cell_queues import CellQueues
-from recollect.rollouts.entries import GroupEntry, tally
+from recollect.rollouts.entries import GroupEntry, RolloutIndex, tally
 from recollect.rollouts.events import KIND_OF, Event, Events, PastGroups, events_of
 from recollect.rollouts.group import Group
 from recollect.rollouts.group_columns import ROWS
 from recollect.rollouts.groups import Groups, finished
 from recollect.rollouts.history import History
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.rollout_index import RolloutIndex
 from recollect.rollouts.short_put import ShortPut
 from recollect.rollouts.staleness import FIRST_STEP, StalenessRules
 from recollect.rules.query import FieldType, as_query, field
 from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.memory.chosen import MemoryChosen
+from recollect.table.effects import Amended, Updated
 from recollect.table.table import Table, WhereLike
 
 Keys = NDArray[np.uint64]
+Ints = NDArray[np.int64]
 
 NO_KEYS = np.zeros(0, np.uint64)
 
@@ -97,7 +98,7 @@ class RolloutCore:
         self.recorder: BufferRecorder | None = None
         self.judge: Callable[[list[int]], list[int]] | None = None  # see production/judge.py
         self.keeps_trained = False  # whether trained groups stay until `rewind.forget_trained`
-        self.ever_archived = archive  # whether there may be trained groups: rows do not say it
+        self.ever_archived = archive  # whether a trained group was ever kept
         self.unkept = 0  # the last step whose trained groups did not stay
         self._names = (self.table.schemas.rows, list(ROWS))
         self._wheres: dict[tuple[Any, Any, Any], Where | None] = {}
@@ -175,6 +176,24 @@ class RolloutCore:
             self.events.close()
         self.table.close()  # without the lock: it may be that of a connection, which ends now
 
+    # -- changing ---------------------------------------------------------------------------------
+    def set_fields(self, keys: Keys, fields: Mapping[str, Any]) -> None:
+        """Stored groups have other fields from now on."""
+        self.storage.update(keys, fields)
+        self.table.effects.emit(Updated, keys, fields)
+
+    def amend(
+        self,
+        keys: Keys,
+        names: Sequence[str],
+        rows: Rows,
+        per_item: NDArray[np.int32],
+        gained: Ints,
+    ) -> None:
+        """Stored groups have other rows from now on, and each so much more payload."""
+        self.storage.amend(keys, rows, per_item, gained)
+        self.table.effects.emit(Amended, keys, dict(zip(names, rows.columns, strict=True)))
+
     # -- leaving ----------------------------------------------------------------------------------
     def remove(self, keys: Keys, reason: str, *, hidden: bool = False) -> None:
         """Groups leave the storage and the buffer."""
@@ -197,7 +216,7 @@ class RolloutCore:
         entries: list[GroupEntry],
         counts: Mapping[str, int],
     ) -> None:
-        """The same, for groups whose entries are out already, and counted by task."""
+        """The same, for groups whose entries were taken out and counted by task before."""
         names = [entry.group_id for entry in entries]
         known = list(map(self.by_id.pop, names, keys))
         if known != keys:  # a group was put again since: that one stays
@@ -230,7 +249,7 @@ class RolloutCore:
                 self.index.forget(key)
 
     def leave_account(self, keys: Keys, reason: str) -> None:
-        """Groups are done with, and stay for those who look back."""
+        """Groups are done with: they count as left, and stay for those who look back."""
         entries = self.entries_of(keys)
         self.unfollow(keys.tolist(), entries)
         self._count_and_tell(self.storage.get(keys, None), entries, tally(entries), reason)
@@ -252,7 +271,7 @@ class RolloutCore:
     def _count_and_tell(
         self, chosen: Chosen, entries: list[GroupEntry], counts: Mapping[str, int], reason: str
     ) -> None:
-        """Once for each group: what is in the archive was told of when it was confirmed."""
+        """Count groups and tell of them; those in the archive were counted when confirmed."""
         kind = KIND_OF.get(reason, "discarded")
         if self.ever_archived:
             counts = tally(entry for entry in entries if not entry.trained)
@@ -305,7 +324,7 @@ class RolloutCore:
     def choose(
         self, keys: Keys, step: int | None = None, lease: Lease | None = None
     ) -> ChosenGroups:
-        """Groups by key, for a train step, where None for the present one."""
+        """Groups by key, to be read for a train step; None is the present one."""
         chosen = self.storage.get(keys, None)
         blobs = self.blobs_of(self.entries_of(keys))
         return ChosenGroups(chosen, self.train_step if step is None else step, blobs, lease)
@@ -318,7 +337,7 @@ class RolloutCore:
             batch, copied = chosen.open(lease=lease)
         else:
             batch = chosen.read(lease=lease)
-        limits: NDArray[np.int64] | int = 0
+        limits: Ints | int = 0
         if self.rules.by_token:
             limits = np.array(
                 [max(0, self.rules[task].oldest_fresh(step)) for task in batch.info.task.tolist()],

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,25 +58,20 @@ from recollect.storage.fields import check_value
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
 
-UNFIT = (Unfit, TypeError, ValueError, AttributeError, OverflowError)  # what makes us look closer
+UNFIT = (Unfit, TypeError, ValueError, AttributeError, OverflowError)  # then each is checked
 BLOBS = LATE_PLACES["blobs"]
 EMPTY: dict[str, Any] = {}
 NOTHING = (None,) * 6  # the columns of `_encode_rare`, where no rollout has any
 
 
+@dataclass(slots=True, init=False, eq=False)
 class Encoded:
     """A group as it will be stored."""
-
-    __slots__ = (
-        "arrays", "blobs", "columns", "count", "entry", "expires", "fields", "ids", "present",
-        "shared", "shared_present", "status", "version",
-    )  # fmt: skip
 
     columns: list[Stored]
     present: list[Mask | None]
     arrays: dict[str, Cells]
-    shared: list[Stored]
-    shared_present: list[Mask | None]
+    shared: Rows
     count: int
     status: Status
     version: int  # -1: none
@@ -214,7 +210,7 @@ def _check_segments(rollouts: list[Rollout]) -> None:
 
 
 def _is_plain(group: Group) -> bool:
-    """Whether no rollout has any of the cells that few have: one look at each, for all of them."""
+    """Whether no rollout has any of the cells that few have; one loop looks for all of them."""
     prompt = group.prompt_ids
     for r in group.rollouts:
         if (
@@ -222,7 +218,7 @@ def _is_plain(group: Group) -> bool:
             or r.error is not None
             or r.rewards is not None
             or r.turns is not None
-            or r.extras != EMPTY  # what is empty and no dict is wrong
+            or r.extras != EMPTY  # an empty list is wrong, and does not pass
             or r.blobs != EMPTY
             or r.arrays != EMPTY
         ):
@@ -268,7 +264,7 @@ def _dispatch(rollouts: list[Rollout], statuses: list[Status], version: int | No
 def _stamped(
     rollouts: list[Rollout], lengths: list[int], logprobs: Cells, version: int | None
 ) -> tuple[list[int], Cells, list[int]]:
-    """Stamps, versions per token where a stamp does not say them, and each row's lowest version."""
+    """The stamp of each row, versions per token where they differ, and the lowest of each row."""
     given = [rollout.versions is not None for rollout in rollouts]
     if True not in given:
         if version is None:
@@ -319,7 +315,7 @@ def _other_arrays(rollouts: list[Rollout]) -> dict[str, Cells]:
 
 
 def _own_prompts(group: Group) -> Cells:
-    """The prompts of rollouts that have another one than their group, as a later segment has."""
+    """The prompts of rollouts that do not have their group's, such as later segments."""
     shared = group.prompt_ids
     cells = [
         None
@@ -345,8 +341,7 @@ def _encode_shared(encoded: Encoded, group: Group) -> None:
         json_of([about or None]),
         json_of([_blob_names(group.blobs)]),
     ]
-    encoded.shared = [column for column, _ in columns]
-    encoded.shared_present = [present for _, present in columns]
+    encoded.shared = Rows(1, [column for column, _ in columns], [here for _, here in columns])
     encoded.blobs = {}
     if not group.blobs and encoded.columns[BLOBS] is None:
         return
@@ -357,7 +352,7 @@ def _encode_shared(encoded: Encoded, group: Group) -> None:
 
 
 def described(group: Group) -> dict[str, Any]:
-    """What a group shares and is kept as JSON."""
+    """What a group shares and stores as JSON."""
     about: dict[str, Any] = {}
     if group.prompt is not None:
         about["prompt"] = group.prompt
@@ -407,7 +402,7 @@ def _scalar(whose: str, kind: FieldType, value: Any) -> Any:
 
 
 def rows_in(encoded: Encoded, names: Sequence[str]) -> Rows:
-    """The columns in the order of a table's, which may have arrays that this group has not."""
+    """A group's columns in the order of the table's, which may have more arrays."""
     columns, present = encoded.columns, encoded.present
     if len(names) > len(columns):
         columns, present = list(columns), list(present)

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ KEPT = 1024  # unread events that hold their group, unless a reader says otherwi
 LEAVING = ("taken", "confirmed", "expired", "discarded")
 KINDS = (*LEAVING, "retried")
 
-# The kind of event that each reason for leaving is.
+# Which kind of event a reason for leaving makes; any other reason makes `discarded`.
 KIND_OF = {"taken": "taken", "trained": "confirmed", "expired": "expired"}
 
 
@@ -57,6 +58,7 @@ class PastGroups:
         return self._groups[place]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Event:
     """One thing that happened to one group.
 
@@ -66,25 +68,13 @@ class Event:
     false where the reader was so far behind that the group was let go; the rest is still there.
     """
 
-    __slots__ = ("_groups", "_place", "group_id", "key", "kind", "reason", "task")
-
-    def __init__(
-        self,
-        kind: str,
-        reason: str,
-        key: int | None,
-        task: str,
-        group_id: str,
-        groups: PastGroups | Sequence[Group] | None,
-        place: int,
-    ) -> None:
-        self.kind = kind
-        self.reason = reason
-        self.key = key
-        self.task = task
-        self.group_id = group_id
-        self._groups = groups
-        self._place = place
+    kind: str
+    reason: str
+    key: int | None
+    task: str
+    group_id: str
+    _groups: PastGroups | Sequence[Group] | None
+    _place: int
 
     @property
     def group(self) -> Group:
@@ -105,7 +95,7 @@ class Event:
         return self._groups is not None
 
     def without_group(self) -> Event:
-        """The same for a reader that is behind; other readers keep theirs."""
+        """The same event without its group, for a reader that is behind."""
         return Event(self.kind, self.reason, self.key, self.task, self.group_id, None, 0)
 
     def __repr__(self) -> str:
@@ -121,20 +111,20 @@ class Subscription:
         self._events = events
         self._keep = keep
         self._queue: list[Event] = []
-        self._light = 0  # how many of these, the oldest, have no group any more
+        self._groupless = 0  # how many of these, the oldest, have no group any more
         self._waiter: Waiter | None = None
         self._over = False
 
     def push(self, new: list[Event]) -> None:
         self._queue += new
-        if self._keep is not None and len(self._queue) - self._light > self._keep:
-            self._lighten(len(self._queue) - self._keep)
+        if self._keep is not None and len(self._queue) - self._groupless > self._keep:
+            self._let_groups_go(len(self._queue) - self._keep)
         if self._waiter is not None:
             self._waiter.wake()
 
-    def _lighten(self, end: int) -> None:
+    def _let_groups_go(self, end: int) -> None:
         """The reader is behind: the oldest events let go of their groups."""
-        for place in range(self._light, end):
+        for place in range(self._groupless, end):
             self._queue[place] = self._queue[place].without_group()
         if not self.let_go and self._keep:
             log.warning(
@@ -143,11 +133,11 @@ class Subscription:
                 "events(..., keep=) for more",
                 self._keep,
             )
-        self.let_go += end - self._light
-        self._light = end
+        self.let_go += end - self._groupless
+        self._groupless = end
 
     def end(self) -> None:
-        """What is queued is still read; then the iteration stops."""
+        """No more events come: the reader gets what is queued, and then it stops."""
         with self._events.transaction():
             self._over = True
             self._events.remove(self)
@@ -155,11 +145,11 @@ class Subscription:
                 self._waiter.wake()
 
     def pop(self, waiter: Waiter) -> list[Event] | None:
-        """What has come since, None where the reader must wait."""
+        """The events since the last call, None where the reader must wait."""
         with self._events.transaction():
             if self._queue:
                 batch, self._queue, self._waiter = self._queue, [], None
-                self._light = 0
+                self._groupless = 0
                 return batch
             if self._over:
                 self._waiter = None
@@ -168,8 +158,8 @@ class Subscription:
             return None
 
 
-class AsyncEvents(AsyncIterator[list[Event]]):
-    """Batches of events for a coroutine."""
+class EventReader:
+    """The batches of events that one reader gets, until it ends the subscription or is gone."""
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
@@ -178,6 +168,13 @@ class AsyncEvents(AsyncIterator[list[Event]]):
     def let_go(self) -> int:
         """How many events lost their group because they were not read in time."""
         return self._subscription.let_go
+
+    def __del__(self) -> None:
+        self._subscription.end()
+
+
+class AsyncEvents(EventReader, AsyncIterator[list[Event]]):
+    """Batches of events for a coroutine."""
 
     def __aiter__(self) -> AsyncEvents:
         return self
@@ -197,20 +194,9 @@ class AsyncEvents(AsyncIterator[list[Event]]):
         """End the subscription."""
         self._subscription.end()
 
-    def __del__(self) -> None:
-        self._subscription.end()
 
-
-class BlockingEvents(Iterator[list[Event]]):
+class BlockingEvents(EventReader, Iterator[list[Event]]):
     """The same for a thread."""
-
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-
-    @property
-    def let_go(self) -> int:
-        """How many events lost their group because they were not read in time."""
-        return self._subscription.let_go
 
     def __iter__(self) -> BlockingEvents:
         return self
@@ -228,9 +214,6 @@ class BlockingEvents(Iterator[list[Event]]):
 
     def close(self) -> None:
         """End the subscription; a thread that waits in it stops, too."""
-        self._subscription.end()
-
-    def __del__(self) -> None:
         self._subscription.end()
 
 
@@ -272,7 +255,7 @@ class Events:
             subscription.end()
 
     def wants(self, kind: str) -> bool:
-        """Whether somebody must be told of such events: then what they are about is kept."""
+        """Whether somebody reads events of a kind: then their groups must be kept for a while."""
         return any(kind in subscription.kinds for subscription in self._subscriptions)
 
     def tell(self, kind: str, new: list[Event]) -> None:

@@ -30,7 +30,6 @@ from recollect.rollouts.rollout import CODES, STATUSES, Status, group_status
 from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rollouts.token_versions import group_expiry, row_expiry, stale_rows
 from recollect.storage.fields import ABSENT_INT
-from recollect.table.effects import Amended, Updated
 from recollect.table.runner import PlainVerb, Verb
 
 Ints = NDArray[np.int64]
@@ -54,7 +53,8 @@ def advance(core: RolloutCore, train_step: Any) -> Verb[dict[str, int]]:
 
 
 def advance_to(core: RolloutCore, step: int | None) -> dict[str, int]:
-    """Expire what is due at a step; one that is ahead is a new train step, and tasks are judged."""
+    """Expire what is due at a step. One that is ahead is the new train step, and may show that a
+    task starves."""
     if step is None or step <= core.train_step:
         return expire_due(core)
     core.train_step = step
@@ -94,11 +94,10 @@ def verdict(rule: Staleness, attempt: int) -> str | None:
 def judge_again(
     core: RolloutCore, keys: Keys, tasks: Sequence[str], columns: Sequence[Stored], starts: Ints
 ) -> None:
-    """The masks of stored groups are others now: so may be the steps at which they expire."""
+    """The loss masks of stored groups changed, and so may the steps at which they expire."""
     expires = group_expiry(columns, starts, tasks, core.rules)[1]
     fields = {"expires": np.where(expires < NEVER, expires, ABSENT_INT)}
-    core.storage.update(keys, fields)
-    core.table.effects.emit(Updated, keys, fields)
+    core.set_fields(keys, fields)
     expire_due(core)
 
 
@@ -112,9 +111,7 @@ class _Due:
         self.present: list[Mask | None] = [batch.present.get(name) for name in self.names]
         self.starts = info.row_offsets
         self.tasks: list[str] = info.task.tolist()
-        rows = batch.rows
-        self.stale = np.zeros(rows, np.bool_)
-        versions, steps = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        versions, steps = np.empty(batch.rows, np.int64), np.empty(batch.rows, np.int64)
         of_row = np.repeat(np.arange(info.keys.size), np.diff(self.starts))
         for task in dict.fromkeys(self.tasks):
             rule = core.rules[task]
@@ -171,7 +168,7 @@ def _expire(core: RolloutCore, keys: Keys) -> dict[str, int]:
 
 def _tell_retried(core: RolloutCore, keys: Keys) -> None:
     if core.events.wants("retried"):
-        entries = [core.entries[key] for key in keys.tolist()]
+        entries = core.entries_of(keys)
         groups = PastGroups(core.storage.get(keys, None), core.blobs_of(entries))
         core.events.tell("retried", events_of("retried", "expired", keys, entries, groups))
 
@@ -181,17 +178,15 @@ def _clear(core: RolloutCore, batch: Batch, due: _Due, keys: Keys, which: Mask) 
     """Store groups again, the rows of stale rollouts back at their prompt, under the same keys."""
     if not which.any():
         return
-    table = core.table
-    assert table.schemas.rows is not None
+    schema = core.table.schemas.rows
+    assert schema is not None
     per_item = np.diff(due.starts).astype(np.int32)
     rows = np.repeat(which, per_item)
     before = Rows(batch.rows, due.columns, due.present)
     after = _cleared(before, due.names, due.stale)
-    gained = row_payload(table.schemas.rows, after) - row_payload(table.schemas.rows, before)
+    gained = row_payload(schema, after) - row_payload(schema, before)
     payload = np.add.reduceat(gained, due.starts[:-1])[which]
-    kept = _some(after, rows)
-    core.storage.amend(keys[which], kept, per_item[which], payload)
-    table.effects.emit(Amended, keys[which], dict(zip(due.names, kept.columns, strict=True)))
+    core.amend(keys[which], due.names, _some(after, rows), per_item[which], payload)
     codes: Any = after.columns[due.names.index("status")]
     _settle(
         core,
@@ -214,9 +209,8 @@ def _settle(
         "expires": np.where(expires < NEVER, expires, ABSENT_INT),
         "ready": not core.needs,
     }
-    core.storage.update(keys, fields)
+    core.set_fields(keys, fields)
     core.storage.show(keys, returned=False)
-    core.table.effects.emit(Updated, keys, fields)
     for key, version in zip(keys.tolist(), versions.tolist(), strict=True):
         entry = core.entries[key]
         entry.version = version
@@ -224,6 +218,7 @@ def _settle(
 
 
 def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
+    """Rows whose stale rollouts are back at their prompt."""
     columns: list[Stored] = []
     present: list[Mask | None] = []
     fresh = ~stale
@@ -250,7 +245,7 @@ def _cleared(rows: Rows, names: Sequence[str], stale: Mask) -> Rows:
 
 
 def _emptied(column: Ragged, kept: Mask) -> Ragged:
-    """A column whose other cells are empty."""
+    """A column in which all cells but the kept ones are empty."""
     lengths = column.lengths
     values = column.values[np.repeat(kept, lengths)]
     return Ragged._make(values, offsets_of(np.where(kept, lengths, 0)), column.kind)
@@ -276,20 +271,18 @@ def _contiguous(column: Any) -> Any:
 def _start_again(core: RolloutCore, key: int) -> None:
     """A trajectory that was cut into segments starts again as a whole: the group has fewer rows."""
     keys = np.array([key], np.uint64)
-    table, entry = core.table, core.entries[key]
-    assert table.schemas.rows is not None
+    schema, entry = core.table.schemas.rows, core.entries[key]
+    assert schema is not None
     chosen = core.storage.get(keys, None)
-    before = row_payload(table.schemas.rows, as_rows(chosen.read(np.empty))).sum()
+    before = row_payload(schema, as_rows(chosen.read(np.empty))).sum()
     group = finished(chosen.read(np.empty), 0, core.blobs_of([entry]))[0]
     rule = core.rules[group.task]
     stored = encode(group, None, rule, {})
     stale = stale_rows(stored.columns, rule, core.train_step)
     fresh = encode(without_stale(group, stale), None, rule, {})
     rows = rows_in(fresh, core.column_names())
-    gained = row_payload(table.schemas.rows, rows).sum() - before
-    per_item = np.array([fresh.count], np.int32)
-    core.storage.amend(keys, rows, per_item, np.array([gained], np.int64))
-    table.effects.emit(Amended, keys, dict(zip(rows.names, rows.columns, strict=True)))
+    gained = np.array([row_payload(schema, rows).sum() - before], np.int64)
+    core.amend(keys, core.column_names(), rows, np.array([fresh.count], np.int32), gained)
     core.index.forget(key)
     core.blobs.remove(set(entry.blobs) - set(fresh.entry.blobs))  # those of later segments
     entry.blobs = fresh.entry.blobs

@@ -76,7 +76,7 @@ class Group(MutableSequence[Rollout]):
             self._adopt(rollout)
 
     def _agreed(self, name: str, given: str | None) -> str | None:
-        """What the group was given, or its rollouts say; they may not differ."""
+        """The value that the group was given, or that its rollouts have; they may not differ."""
         values = [given] if given is not None else []
         values += [v for r in self.rollouts if (v := getattr(r, name)) is not None]
         for value in values:

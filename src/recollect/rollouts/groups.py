@@ -21,6 +21,7 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info, info_arrays
 from recollect.data.ragged import Ragged
 from recollect.kernels import load as kernels
+from recollect.rollouts import tabular
 from recollect.rollouts.group import Group
 from recollect.rollouts.group_columns import ARRAYS
 from recollect.rollouts.public_batch import visible
@@ -109,7 +110,7 @@ class Groups(Sequence[Group]):
         return self._whole.info.lease
 
     def forget_lease(self) -> None:
-        """The groups are whose they are for good, and under no lease any more."""
+        """Whoever has the groups keeps them: they are under no lease any more."""
         self._whole.info.lease = None
 
     @property
@@ -161,20 +162,14 @@ class Groups(Sequence[Group]):
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """A dict per rollout; `from_dicts` makes groups of them again."""
-        from recollect.rollouts import tabular
-
         return tabular.to_dicts(self)
 
     def to_pandas(self) -> pd.DataFrame:
         """A DataFrame with a row per rollout; `from_pandas` makes groups of it again."""
-        from recollect.rollouts import tabular
-
         return tabular.to_pandas(self)
 
     def to_dataset(self) -> Any:
         """A Hugging Face dataset with a row per rollout; `from_dataset` makes groups of it."""
-        from recollect.rollouts import tabular
-
         return tabular.to_dataset(self)
 
     @staticmethod
@@ -186,22 +181,16 @@ class Groups(Sequence[Group]):
         >>> rc.Groups.from_dicts([{**row, "group_id": "g"}, {**row, "group_id": "g"}])
         [Group('g', task='default', 2 rollouts, COMPLETED)]
         """
-        from recollect.rollouts import tabular
-
         return tabular.from_dicts(rows)
 
     @staticmethod
     def from_pandas(frame: pd.DataFrame) -> list[Group]:
         """Groups to put, of a DataFrame with a row per rollout."""
-        from recollect.rollouts import tabular
-
         return tabular.from_pandas(frame)
 
     @staticmethod
     def from_dataset(dataset: Any) -> list[Group]:
         """Groups to put, of a Hugging Face dataset with a row per rollout."""
-        from recollect.rollouts import tabular
-
         return tabular.from_dataset(dataset)
 
     def __repr__(self) -> str:
@@ -263,12 +252,12 @@ def finished(
     *,
     archive: bool = True,
 ) -> Groups:
-    """A batch as it was stored, made into what trains.
+    """Make of a batch as it was stored the groups that train.
 
     `limits` is the lowest version whose tokens are fresh: one for all, or one per group. A rollout
-    that was stored without a mask has one in the batch, and as an object only where some token
-    is stale: what is fresh may still grow. Where tokens are still copied, `copied` waits for them.
-    Without an `archive` no group can be archived.
+    that was stored without a mask has one in the batch. Its object has one only where some token
+    is stale, because a rollout without a mask may still grow. `copied` waits for tokens that are
+    being copied. `archive` says whether some groups may be archived.
     """
     columns, present = batch.columns, batch.present
     response = columns["response_ids"]
@@ -309,17 +298,22 @@ def finished(
         present["loss_mask"] = np.ones_like(stored_mask)
     present["versions"] = stored_versions | stamped
     if archive and Status.ARCHIVED.value in batch.info.status.tolist():
-        statuses = batch.info.status
-        archived = np.repeat(statuses == Status.ARCHIVED.value, np.diff(batch.info.row_offsets))
-        codes = columns["status"]
-        assert isinstance(codes, np.ndarray)
-        columns["status"] = np.where(archived, np.int8(ARCHIVED), codes)
+        _mark_archived(batch)
     groups = Groups(batch, masked, blobs)
     if copied is not None:
         if np.count_nonzero(present["own_prompt_ids"]) == 0:
             groups._batch = visible(batch)
         copied()
     return groups
+
+
+def _mark_archived(batch: Batch) -> None:
+    """Archiving a group changes its status, and not those of its rows: they get it here."""
+    archived = batch.info.status == Status.ARCHIVED.value
+    codes = batch.columns["status"]
+    assert isinstance(codes, np.ndarray)
+    of_rows = np.repeat(archived, np.diff(batch.info.row_offsets))
+    batch.columns["status"] = np.where(of_rows, np.int8(ARCHIVED), codes)
 
 
 def _between(batch: Batch, begin: int, end: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Which history a buffer's content belongs to: what a checkpoint needs to know to go back to it."""
+"""`History`: whether what a buffer holds came of a checkpoint, and can go back to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class History:
-    """Which history a buffer's content belongs to, so that it is not taken for that of another.
+    """Where the content of a buffer comes from, so that it is not taken for that of another run.
 
     `run` is drawn when a buffer is made, and again whenever it goes back; `base` is the checkpoint
     that it went back to. Of steps up to `floor`, trained groups have been let go.
@@ -35,5 +35,5 @@ class History:
         return {"run": self.run, "base": self.base, "floor": self.floor}
 
     def continues(self, run: str, checkpoint: str, step: int) -> bool:
-        """Whether what a buffer holds is what came of a checkpoint, and can go back to it."""
+        """Whether what a buffer holds came of a checkpoint of a run, and can go back to it."""
         return (self.run == run or self.base == checkpoint) and self.floor <= step

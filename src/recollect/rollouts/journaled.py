@@ -60,7 +60,7 @@ class JournaledRollouts(JournaledTable):
     def recovered(self) -> bool:
         ended = super().recovered()
         core = self.rollouts
-        own = self._own or own_state(core)  # no record: that of the snapshot
+        own = self._own or own_state(core)  # without a record, the snapshot's
         blobs = {**core.blobs.all(), **self._blobs}
         self._blobs.clear()
         core.reset()

@@ -19,7 +19,7 @@ from recollect.rollouts.rollout import Status
 from recollect.storage.fields import ABSENT_INT
 from recollect.table import lease_verbs
 from recollect.table.checks import checked_owner
-from recollect.table.effects import Archived, Updated
+from recollect.table.effects import Archived
 from recollect.table.runner import PlainVerb, Verb
 
 Keys = NDArray[np.uint64]
@@ -88,7 +88,7 @@ def release(core: RolloutCore, owner: Any) -> Verb[int]:
 def archive(core: RolloutCore, keys: Keys, step: int, lease: Lease | None = None) -> None:
     """Under the lock: hidden groups are trained and stay; nobody takes, expires or claims them.
 
-    Those that were trained before, and that somebody looked at, stay as they are.
+    Those that were trained before, and leased only to be looked at, stay as they are.
     """
     storage, table = core.storage, core.table
     core.ever_archived = True
@@ -106,7 +106,6 @@ def archive(core: RolloutCore, keys: Keys, step: int, lease: Lease | None = None
         "expires": np.full(keys.size, ABSENT_INT),
         "trained_at": np.full(keys.size, step, np.int64),
     }
-    storage.update(keys, fields)
+    core.set_fields(keys, fields)
     storage.show(keys, returned=False)
-    table.effects.emit(Updated, keys, fields)
     table.gate.departures.changed(keys.size)  # what is archived makes room when needed

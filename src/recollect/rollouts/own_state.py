@@ -65,7 +65,7 @@ def restore_own(core: RolloutCore, own: Mapping[str, Any], blobs: Mapping[str, b
 
 
 def _count_gone(core: RolloutCore) -> None:
-    """What found no room when the groups were put back has left, as everywhere."""
+    """Count the groups that found no room when a snapshot was loaded: they have left."""
     here = tally(entry for entry in core.entries.values() if not entry.trained)
     for task in core.accounts.tasks():
         account = core.accounts[task]

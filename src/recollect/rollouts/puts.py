@@ -97,7 +97,7 @@ def _make_room_directly(core: RolloutCore, capacity: int, task: str) -> bool:
             return False
         core.overflowed(core.short_put.evict(STALEST_FIRST))
         return True
-    # where not: what is free is promised to others
+    # unless all that is free is promised to others
     return promises - (task in promised) < free or core.overflow == "drop_stalest"
 
 
@@ -172,7 +172,7 @@ def _store_stale(
     else:
         fresh = encode(without_stale(group, stale), version, rule, core.tags)
         key = _store(core, group, fresh)
-        if key is None or isinstance(key, Blocked):  # for want of room, and nothing else
+        if key is None or isinstance(key, Blocked):  # there is no room, and nothing changed
             return key
         account.retried += 1
         if core.events.wants("retried"):
@@ -189,23 +189,24 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
     if encoded.arrays:
         _fit_arrays(core, encoded)
     rows = rows_in(encoded, core.column_names())
-    shared = Rows(1, encoded.shared, encoded.shared_present)
     if core.capacity is not None or core.capacity_bytes is not None:
-        full = make_room(core, group, encoded, rows, shared, replaced)
+        full = make_room(core, group, encoded, rows, replaced)
         if full is not None:
             return full if isinstance(full, Blocked) else None
-    if _add_columns(core, encoded):  # now, because what waits or is refused leaves no trace
+    if _add_columns(core, encoded):  # only now: what waits or is refused leaves no column
         rows = rows_in(encoded, core.column_names())
     if replaced is not None:
         core.remove(np.array([replaced], np.uint64), "replaced")
     lacks = core.queues.lacking(encoded.columns, encoded.present, encoded.arrays)
     encoded.fields["ready"] = not any(need in lacks for need in core.needs)
-    key = _insert(core, encoded, rows, shared)
+    key = _insert(core, encoded, rows)
     entry = encoded.entry
     entry.put_at = table.clock.time()
     core.entries[key] = entry
     core.by_id[group.group_id] = key
-    entry.trained = encoded.status is Status.ARCHIVED  # elsewhere, and for those who look back
+    entry.trained = (
+        encoded.status is Status.ARCHIVED
+    )  # in another buffer: it is kept to be looked at
     core.ever_archived = core.ever_archived or entry.trained
     core.index.stored(key, entry, encoded.ids)
     if encoded.blobs:
@@ -221,13 +222,13 @@ def _store(core: RolloutCore, group: Group, encoded: Encoded) -> int | Blocked |
     return key
 
 
-def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> int:
+def _insert(core: RolloutCore, encoded: Encoded, rows: Rows) -> int:
     """Store what was encoded, for which there is room; returns its key."""
     table = core.table
     if core.capacity is not None and len(core.storage) >= core.capacity:
         exceed(core)
     inserted = Insert(
-        rows, shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0,
+        rows, encoded.shared, _rows_per_item(encoded.count), 1, None, encoded.fields, 0.0, -1.0,
         {}, None, table.schemas.rows, table.schemas.shared, None, core=table,
     ).attempt()  # fmt: skip
     assert not isinstance(inserted, Blocked)
@@ -237,8 +238,7 @@ def _insert(core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows) -> in
 @cache
 def _rows_per_item(count: int) -> NDArray[np.int32]:
     """The array that says how many rows one group has; nobody changes it."""
-    per_item = np.array([count], np.int32)
-    return per_item
+    return np.array([count], np.int32)
 
 
 def _fit_arrays(core: RolloutCore, encoded: Encoded) -> None:
@@ -251,7 +251,7 @@ def _fit_arrays(core: RolloutCore, encoded: Encoded) -> None:
 
 
 def _add_columns(core: RolloutCore, encoded: Encoded) -> bool:
-    """Have a column for each array; whether one was new."""
+    """Add the columns of arrays that have none yet; returns whether there were any."""
     columns = core.columns if encoded.arrays else {}
     new = [name for name in encoded.arrays if ARRAYS + name not in columns]
     for name in new:

@@ -47,8 +47,8 @@ from recollect.storage.base import Storage
 Ints = NDArray[np.int64]
 
 LARGEST = (1 << 31) - 1  # the highest version that tokens can have
-COMPLETED = Status.COMPLETED.value  # looking it up takes a while
-ONE_DIGIT = 1 << 30  # the lowest int that has two
+COMPLETED = Status.COMPLETED.value  # looking it up in the enum is slow
+ONE_DIGIT = 1 << 30  # from here on, an int has two of them
 DIGIT = (1 << 32) - 1
 NO_VERSIONS = np.zeros(0, np.int64)
 PARTS = (
@@ -77,7 +77,7 @@ class CommonGroup(NamedTuple):
 
     @property
     def columns(self) -> list[Any]:
-        """For those who ask which columns have cells: something where one has, and None."""
+        """For each column, something where the group has cells in it, and None where not."""
         sizes = self.sizes
         here = {
             "response_ids": 1, "logprobs": sizes[HAS_LOGPROBS], "loss_mask": sizes[HAS_MASK],
@@ -103,7 +103,7 @@ class ShortPut:
     def recognize(
         self, group: Group, version: int | None, rule: Staleness, tags: Mapping[str, FieldType]
     ) -> CommonGroup | None:
-        """What a group of the common layout comes to, None for any other."""
+        """What is stored of a group of the common layout; None for any other group."""
         rollouts, task, group_id = group.rollouts, group.task, group.group_id
         if (
             self.objects is None
@@ -215,7 +215,7 @@ def _dispatched(
 ) -> tuple[int, Ints] | None:
     """The lowest version at which rollouts were dispatched, -1 for none, and that of each one.
 
-    The latter is empty where all have one. None where a version is no such number.
+    The latter is empty where all have the same. None where some version is not a plain int.
     """
     default = NONE if version is None else version
     first = rollouts[0].dispatch_version

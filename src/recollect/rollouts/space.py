@@ -29,22 +29,17 @@ log = logging.getLogger("recollect.rollouts")
 
 Keys = NDArray[np.uint64]
 
-OLDEST_FIRST = Fifo()  # one object: a storage finds its plan by it
+OLDEST_FIRST = Fifo()  # one object, by which a storage finds its index
 
 
 def make_room(
-    core: RolloutCore,
-    group: Group,
-    encoded: Encoded,
-    rows: Rows,
-    shared: Rows,
-    replaced: int | None,
+    core: RolloutCore, group: Group, encoded: Encoded, rows: Rows, replaced: int | None
 ) -> Blocked | str | None:
-    """None where there is room now; else why not, or that the group was discarded.
+    """Returns None where there is room now; else why not, or that the group was discarded.
 
-    What was trained makes room first, and nobody leaves for a group that does not come in.
-    A reserved group always comes in: where what would give way to it is leased by now, above
-    the capacity until something leaves.
+    What was trained makes room first, and no group leaves for one that does not come in. A group
+    with reserved room always comes in: where all that could leave for it is leased, the buffer is
+    above its capacity until something leaves.
     """
     promises = sum(core.promised.values())
     reserved = core.promised.get(group.task, 0) > 0
@@ -52,7 +47,7 @@ def make_room(
     if core.capacity is not None:
         items = len(core.storage) + (replaced is None) - core.capacity
     if core.capacity_bytes is not None:
-        nbytes = _missing_bytes(core, encoded, rows, shared, replaced)
+        nbytes = _missing_bytes(core, encoded, rows, replaced)
     spared = NO_KEYS if replaced is None else np.array([replaced], np.uint64)
     if reserved:
         if core.overflow != "drop_stalest":
@@ -84,19 +79,17 @@ def exceed(core: RolloutCore) -> None:
 
 
 def _crowded(core: RolloutCore, items: int, replaced: Keys) -> bool:
-    """Whether more groups would stay than there is room for when the archive gives way."""
+    """Whether there would be too many groups even after the archive has made room."""
     if items + replaced.size <= 0:
         return False
     where = core.where(None, Status.ARCHIVED, None)
-    again = core.storage.find(replaced, where, visible=True).size  # it stays from now on
+    again = core.storage.find(replaced, where, visible=True).size  # archived no more
     return items + again > _archived(core)
 
 
-def _missing_bytes(
-    core: RolloutCore, encoded: Encoded, rows: Rows, shared: Rows, replaced: int | None
-) -> int:
+def _missing_bytes(core: RolloutCore, encoded: Encoded, rows: Rows, replaced: int | None) -> int:
     """Bytes that must leave before a group comes, 0 or less where it fits."""
-    payload = _payload(core, rows, shared)
+    payload = _payload(core, rows, encoded.shared)
     if encoded.arrays:  # those of a new name have no column yet
         names = core.columns
         new = [c for name, (c, _) in encoded.arrays.items() if ARRAYS + name not in names]
@@ -179,7 +172,7 @@ def _let_go(core: RolloutCore) -> None:
 
 
 def drop_stalest(core: RolloutCore, items: int, nbytes: int, spared: Keys) -> Blocked | None:
-    """Evict all but some groups, those of the archive first; what is leased cannot leave."""
+    """The stalest groups leave, those of the archive first; leased and spared ones stay."""
     if items <= 0 and nbytes <= 0:
         return None
     storage = core.storage
@@ -209,7 +202,7 @@ def drop_stalest(core: RolloutCore, items: int, nbytes: int, spared: Keys) -> Bl
 
 
 def _never_enough(core: RolloutCore, items: int, nbytes: int, spared: Keys) -> bool:
-    """Whether there is no room even when all leave that may: then nobody leaves for nothing."""
+    """Whether there is no room even when all leave that may: then none leaves in vain."""
     spared = core.storage.find(spared, None, visible=True)  # a leased one is held already
     if items > len(core.storage) - core.storage.hidden - spared.size:
         return True
@@ -291,7 +284,7 @@ def _free(core: RolloutCore, n: int) -> int:
     if core.overflow == "drop_stalest":
         staying = core.storage.hidden  # what is leased cannot leave
         if core.capacity is not None and staying < core.capacity < len(core.storage):
-            drop_stalest(core, len(core.storage) - core.capacity, 0, NO_KEYS)  # what was above
+            drop_stalest(core, len(core.storage) - core.capacity, 0, NO_KEYS)  # those above it
     full = core.capacity_bytes is not None and core.nbytes >= core.capacity_bytes
     if full and staying == len(core.storage):
         return 0

@@ -153,7 +153,7 @@ class StalenessRules:
             return self._for_all
         try:
             return self._by_task[task]
-        except (KeyError, TypeError):  # an unknown task, or something that is none
+        except (KeyError, TypeError):  # an unknown task, or a value that is no task
             known = ", ".join(self._by_task) or "none"
             raise InvalidValue(
                 f"staleness: there is none for task {task!r}; the mapping has {known}"

@@ -53,7 +53,7 @@ def _to_dicts(group: Group) -> list[dict[str, Any]]:
 
 
 def _share_prompt(group: Group) -> bool:
-    """Whether each rollout has the group's prompt, so that any of them tells it."""
+    """Whether each rollout has the group's prompt, which then need not be named beside it."""
     shared = group.prompt_ids
     return all(
         (own := rollout.prompt_ids) is None or own is shared or np.array_equal(own, shared)
@@ -266,7 +266,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _numbers(name: str, array: pa.Array, values: pa.Array, size: int) -> NDArray[Any] | None:
-    """The numbers in lists, None where there are none; each entry of a list has so many."""
+    """The numbers in lists, None where they hold others; an entry has `size` numbers."""
     if pa.types.is_null(values.type):  # nothing but nulls, as of tokens that no weights generated
         values = values.cast(pa.float32())
     if pa.types.is_floating(values.type):

@@ -49,7 +49,7 @@ def take(
     def attempt() -> ChosenGroups:
         expire_due(core)
         count = min(n, core.storage.available(bound, max(n, 0))[0])
-        return hand_out(core, {task or "": (max(count, 0), bound)}, span, owner, None)
+        return _hand_out(core, {task or "": (max(count, 0), bound)}, span, owner, None)
 
     return _verb(core, f"take({n})", attempt, core.collated)
 
@@ -79,15 +79,12 @@ def take_batch(
     shares = {}
     for task, size in wanted.items():
         if size:
-            core.rules[task]  # a task that no put may bring is not waited for
+            core.rules[task]  # raises for a task that no put may bring
         shares[task] = (size, core.where(task, Status.COMPLETED, True, where))
 
     def attempt() -> ChosenGroups | Blocked:
         advance_to(core, train_step)
-        blocked = missing(core, shares)
-        if blocked is not None:
-            return blocked
-        return hand_out(core, shares, span, owner, train_step)
+        return take_shares(core, shares, span, owner, train_step)
 
     def finish(groups: ChosenGroups) -> TakenBatch:
         return TakenBatch(core.collated(groups), wanted)
@@ -95,7 +92,15 @@ def take_batch(
     return _verb(core, "take_batch", attempt, finish, timeout)
 
 
-def missing(core: RolloutCore, shares: Shares) -> Blocked | None:
+def take_shares(
+    core: RolloutCore, shares: Shares, span: float | None, owner: str, train_step: int | None
+) -> ChosenGroups | Blocked:
+    """Hand out all shares, or none, and say what is missing."""
+    blocked = _missing(core, shares)
+    return _hand_out(core, shares, span, owner, train_step) if blocked is None else blocked
+
+
+def _missing(core: RolloutCore, shares: Shares) -> Blocked | None:
     """Why a batch cannot be taken now; each missing group needs an arrival of its own."""
     absent, needs = 0, []
     for task, (size, where) in shares.items():
@@ -104,18 +109,18 @@ def missing(core: RolloutCore, shares: Shares) -> Blocked | None:
             absent += size - here
             lacking = core.queues.missing_in(task)
             failed = core.storage.available(core.where(task, Status.FAILED, None))[0]
-            spoilt = f" and {failed} FAILED" if failed else ""
-            needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{spoilt}{lacking}")
+            failures = f" and {failed} FAILED" if failed else ""
+            needs.append(f"{task} needs {many(size, 'group')}, has {here} ready{failures}{lacking}")
     return Blocked("; ".join(needs), absent) if needs else None
 
 
-def hand_out(
+def _hand_out(
     core: RolloutCore, shares: Shares, span: float | None, owner: str, train_step: int | None
 ) -> ChosenGroups:
     """Choose all shares, and lease or remove them."""
     table = core.table
     followed = bool(table.effects.followers) or core.events.wants("taken")
-    hide = span is not None or followed  # who is told holds only what it reads: see `remove`
+    hide = span is not None or followed  # `remove` then keeps only what is read
     chosen = _choose(core, shares, hide=hide)
     if isinstance(chosen, MemoryChosen):
         chosen.begin()  # tokens are copied while groups are counted
@@ -189,7 +194,7 @@ def sample(
             "ask for fewer, or make the buffer larger"
         )
     if task is not None:
-        core.rules[text("task", task)]  # what no put may bring is not waited for
+        core.rules[text("task", task)]  # raises for a task that no put may bring
     bound = core.where(task, Status.COMPLETED, True, where)
 
     def attempt() -> ChosenGroups | Blocked:
@@ -241,7 +246,7 @@ def is_ready(core: RolloutCore, sizes: Any, where: WhereLike) -> bool:
     }
     with core.table.transaction():
         enter(core)
-        return missing(core, shares) is None
+        return _missing(core, shares) is None
 
 
 def checked_sizes(sizes: Any) -> dict[str, int]:

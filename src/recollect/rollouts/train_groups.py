@@ -22,7 +22,7 @@ from recollect.rollouts.core import NO_KEYS, ChosenGroups, RolloutCore
 from recollect.rollouts.expiry import advance_to
 from recollect.rollouts.groups import Groups
 from recollect.rollouts.rollout import Status
-from recollect.rollouts.takes import hand_out, missing
+from recollect.rollouts.takes import take_shares
 from recollect.rules.query import Query, field
 from recollect.storage.base import Where
 from recollect.table.lease_verbs import lease_out
@@ -83,7 +83,7 @@ class GroupSource:
 
     # -- immediate ------------------------------------------------------------------------------
     def moment(self) -> AbstractContextManager[Any]:
-        """Nothing changes in the buffer until its block ends, but by who is in it."""
+        """Hold the buffer's lock: until the block ends, nobody else changes anything."""
         return self._core.table.transaction()
 
     def held(self, leases: Iterable[LeaseLike]) -> Keys:
@@ -107,8 +107,7 @@ def _take(core: RolloutCore, sizes: Mapping[str, int], step: int) -> Verb[Groups
 
     def attempt() -> ChosenGroups | Blocked:
         advance_to(core, step)
-        blocked = missing(core, shares)
-        return hand_out(core, shares, math.inf, OWNER, step) if blocked is None else blocked
+        return take_shares(core, shares, math.inf, OWNER, step)
 
     return PlainVerb("get", attempt, finish=core.collated)
 
@@ -143,7 +142,7 @@ class _Shares:
             self._unused, self._used = self._unused & self._others, self._used & self._others
 
     def parts(self) -> list[tuple[int, Where | None]] | Blocked:
-        """Numbers and queries, of all tasks; or what is missing. Under the lock."""
+        """Under the lock: how many groups to draw by which query; or what is missing."""
         found, missing, needs = [], 0, []
         for task, size in self._sizes.items():
             for count, where in self._of_task(task, size):
@@ -196,7 +195,7 @@ def _drawn(
     if max_uses:
         last = _times_used(core, chosen.keys) >= max_uses
     if core.recorder is not None and not last.all():
-        core.recorder.sampled(chosen.keys[~last])  # the effect of a lease tells of the others
+        core.recorder.sampled(chosen.keys[~last])  # of the others, their lease tells
     lease = _leased(core, core.storage.hide(chosen.keys[last]), step) if last.any() else None
     return ChosenGroups(chosen, step, core.blobs_of(entries), lease)
 

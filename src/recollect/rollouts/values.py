@@ -19,7 +19,7 @@ LARGEST_COUNT = (1 << 31) - 1  # attempts and segments are int32
 
 
 def named(what: str, value: Any) -> dict[str, Any]:
-    """Things by name; a dict stays the object that it is."""
+    """A mapping as a dict; a dict is not copied."""
     if type(value) is dict:
         return value
     if value is None:
