@@ -1,6 +1,6 @@
 """`Journal`: where a journal is kept, and how safe a call is when it returns.
 
-What opens and writes it is in `journal_open`, and is imported by what needs it.
+`open_journal.py` opens and writes it; who needs that imports it.
 """
 
 from __future__ import annotations
