@@ -152,7 +152,7 @@ class OpenJournal:
         it still holds their locks.
         """
         with self.writer.paused():
-            before: dict[str, Any] = {}
+            before: dict[str, tuple[int, ...]] = {}
             for member in self.members:
                 with member.transaction():
                     before[member.name] = member.progress()
