@@ -183,7 +183,7 @@ def test_diff_sees_rows_that_differ_under_one_key(tmp_path: Path) -> None:
         rc.Store([run]).load(tmp_path / "start")
         run.insert({"x": [7, value, 8]})
         rc.Store([run]).save(tmp_path / name)
-    from recollect.durability.snapshot.inspection import difference
+    from recollect.durability.snapshot.contents import difference
     from recollect.durability.snapshot.reader import open_snapshot
 
     found = difference(open_snapshot(tmp_path / "a"), open_snapshot(tmp_path / "b"))

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.snapshot.inspection import difference
+    from recollect.durability.snapshot.contents import difference
     from recollect.durability.snapshot.reader import open_snapshot
 
     opened = []

@@ -87,7 +87,7 @@ def _table(tables: list[str], name: str | None) -> str:
 
 def _batches(snapshot: Any, table: str, where: str | None) -> Iterator[Any]:
     """The rows in order of arrival, with the fields of their items and the shared cells."""
-    from recollect.durability.snapshot.inspection import fields_of, matching
+    from recollect.durability.snapshot.contents import fields_of, matching
     from recollect.rules.query import parse
 
     entry, saved = snapshot.entry(table), snapshot.saved(table)

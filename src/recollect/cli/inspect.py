@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from recollect.durability.snapshot.inspection import described, snapshots_in
+    from recollect.durability.snapshot.contents import described, snapshots_in
 
     with opening("PATH", given.path):
         snapshots = snapshots_in(given.path, given.step)

@@ -1,10 +1,10 @@
 """Large writes to the end of a file, past the pages in which the system keeps files.
 
-Nobody reads a journal before the next start, so pages for it are in the way: finding and filling
-them costs more than all else that is done for a byte. A disk that reads our memory itself wants
-whole blocks, in memory and in the file; what lies otherwise is copied. The few bytes up to the
-first whole block, and those after the last, go through pages as ever, and the file looks no
-different. Where a file system cannot do this, all bytes do.
+A journal is read at the next start and not before, so pages would only be in the way: finding and
+filling them costs more than everything else that is done for a byte. A disk that reads our memory
+itself wants whole blocks, in memory and in the file; what lies otherwise is copied first. The bytes
+up to the first whole block, and those after the last one, go through pages, so the file looks no
+different. Where a file system cannot write past its pages, all bytes go through them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 
 BLOCK = 4096  # bytes; that of a disk is as large or smaller
-STAGE = 8 << 20  # bytes that are brought into whole blocks and written at once
-WORTH_IT = 1 << 20  # bytes of a write that is worth the trouble
+STAGE = 8 << 20  # bytes that are copied into whole blocks and written at once
+WORTH_IT = 1 << 20  # bytes from which on a write is direct
 AT_ONCE = 1024  # pieces of one write; systems take no more
 DIRECT = getattr(os, "O_DIRECT", 0)  # Linux and FreeBSD
 
 
 class Direct:
-    """Writes to the end of one file; its descriptor stays the caller's."""
+    """Writes to the end of one file; the caller opens and closes the descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -39,7 +39,7 @@ class Direct:
         self.possible = DIRECT != 0
 
     def write(self, views: Sequence[memoryview], end: int) -> None:
-        """Write at the end of the file, which is there."""
+        """Write at the end of the file, which is at the offset `end`."""
         source = Source(views)
         self._write(source.next_into(self._stage[: min(-end % BLOCK, source.left)]))
         try:
@@ -51,7 +51,7 @@ class Direct:
             self._write(source.next_into(self._stage[: source.left]))
 
     def _next_blocks(self, source: Source) -> list[Bytes]:
-        """Whole blocks in memory that begins with one: where they lie, or else in the stage."""
+        """Whole blocks, aligned in memory: where they lie, or copied into the stage."""
         found: list[Bytes] = []
         used = 0
         while source.left >= BLOCK and len(found) < AT_ONCE:
@@ -73,7 +73,7 @@ class Direct:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
                 raise
             done = 0
-        if done < sum(each.size for each in blocks):  # it does not work here
+        if done < sum(each.size for each in blocks):  # this file system cannot do it
             self.possible = False
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, self._flags)
             for each in blocks:
@@ -118,7 +118,7 @@ class Source:
         return piece[:count]
 
     def before_blocks(self) -> int:
-        """How many bytes come before the next ones that may be read where they lie."""
+        """How many bytes come before the next blocks that the disk can read where they lie."""
         total = 0
         for piece in self._pieces:
             if total and total % BLOCK == 0 and _in_blocks(piece):

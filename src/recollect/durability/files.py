@@ -1,8 +1,7 @@
 """All access to files that must survive a crash: one small class.
 
-Snapshots, journal and shards open, write, sync, link, rename and remove through a `Files` and
-through nothing else. So a test can let the k-th call fail, and an object store can come later:
-there a rename becomes 'manifest last'. Names are plain paths.
+Snapshots, journal and shards open, write, sync, link, rename and remove files through `Files` and
+nothing else. So a test can let the k-th call fail, and another file system can take its place.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 class Written(Protocol):
-    """A file that is being written; `Arrow` writes into it as into any Python file."""
+    """A file that is being written; Arrow writes into it as into any Python file."""
 
     bytes: int
 
@@ -49,7 +48,7 @@ class Written(Protocol):
     def write(self, data: Any) -> int: ...
 
     def expect(self, size: int) -> None:
-        """So many bytes come next: room for them may be had at once."""
+        """Say how many bytes come next, so that the file system can find room for all at once."""
         ...
 
     def begin_sync(self) -> None:
@@ -65,7 +64,7 @@ class Written(Protocol):
 
 @functools.cache
 def _system(name: str) -> Any:
-    """A call of the C library, which Python does not have; None where the system has none."""
+    """A function of the C library that Python has no call for; None where the system lacks it."""
     return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 
@@ -109,7 +108,7 @@ class LocalFile:
     def write_all(self, pieces: Sequence[Any], *, direct: bool = False) -> int:
         """Write pieces at once and without hashing them.
 
-        With `direct`, large ones go past the system's pages: for what nobody reads soon.
+        With `direct`, large writes go past the page cache: for a file that is not read soon.
         """
         self._put_held()
         views = [memoryview(piece).cast("B") for piece in pieces]
@@ -138,7 +137,7 @@ class LocalFile:
             done += os.write(self._descriptor, view[done:])
 
     def expect(self, size: int) -> None:
-        """Have the file system find room in one go; less than a page more or less is its own."""
+        """Reserve whole pages for what comes next; the rest of the last page needs no room."""
         call = _system("fallocate")
         if call is not None and size >= HELD:
             first = self.bytes - len(self._held)
@@ -158,10 +157,10 @@ class LocalFile:
         os.fdatasync(self._descriptor)
 
     def flush(self) -> None:
-        """What Arrow calls when it has written a footer; `sync` does it."""
+        """Nothing: Arrow calls this after a footer, and `sync` writes what is held back."""
 
     def close(self) -> None:
-        """Without `sync`, what was held back is lost."""
+        """Close the file; what was held back is lost unless `sync` was called before."""
         if not self.closed:
             self.closed = True
             os.close(self._descriptor)
@@ -284,8 +283,8 @@ LOCAL = Files()
 class Syncing:
     """Syncs files together, in a few threads, so that many of them share the disk's commits.
 
-    The disk is told to begin when a file comes, and asked only when all have been written: each
-    question in between would make it finish something that others are about to change.
+    The disk begins with a file when it is added. The wait for it comes when all files have been
+    written, because a sync in between would make the disk commit what other files change again.
     """
 
     def __init__(self) -> None:

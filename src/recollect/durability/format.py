@@ -1,7 +1,7 @@
-"""How things look on disk: versions, checksummed frames, records. `docs/format.md` explains them.
+"""How things look on disk: version, checksummed frames, records, schemas; see `docs/format.md`.
 
-A frame is a payload with its length and checksum; a journal is frames one after another. A record
-is a JSON header and Arrow sections, and is what a frame holds.
+A journal is frames one after another, each a payload with its length and checksum. The payload is a
+record: a JSON header, and sections that are Arrow streams.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from recollect.data.schema import Column, Schema
 from recollect.durability.direct_io import WORTH_IT
 from recollect.errors import SnapshotError
 
+Piece = bytes | memoryview
+
 FORMAT = 2
 FRAME = struct.Struct("<QQ")  # length and checksum of a payload
 HEADER = struct.Struct("<I")  # length of a record's JSON header
-MOST = 1 << 40  # bytes of a frame: a longer one is garbage
+MOST = 1 << 40  # bytes of a frame: a greater length was never written
 
 
 class Frame(NamedTuple):
@@ -32,8 +34,8 @@ class Frame(NamedTuple):
     next: int
 
 
-def frame(payload: Sequence[Any], offset: int) -> list[Any]:
-    """The pieces to write for a payload that is given in pieces, for a frame at an offset."""
+def frame(payload: Sequence[Piece], offset: int) -> list[Piece]:
+    """A frame, in pieces, around a payload in pieces; it will stand at an offset of its file."""
     checksum = xxhash.xxh3_64(seed=offset)
     length = 0
     for piece in payload:

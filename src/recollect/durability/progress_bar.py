@@ -1,4 +1,4 @@
-"""Bars for saves and loads that take a while: on a terminal, or where they are asked for."""
+"""A bar for saves and loads that take a while: on a terminal, or where the caller asks for one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Records on their way to the disk: written by one thread and synced by another, or by the caller.
+"""Records on their way to the disk: two threads write and sync them, or the caller does both.
 
-A record is *unsafe* until it is synced. What it tells is kept until then, and if writing or syncing
-fails, all unsafe records are written again, under their numbers and to another file.
+A record is *unsafe* until it is synced. Its entries are kept until then: if writing or syncing
+fails, all unsafe records are written again, under the same numbers and to another file.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from recollect.durability.journal.records import Entry, encode
 
 
 class Disk:
-    """Used by one thread at a time.
+    """Writes and syncs records. One thread at a time may call it.
 
-    `synced` is told what each record held once it is safe; `moved` is set when something that was
-    started has ended.
+    `synced` is called with the entries of each record that is safe now; `moved` is set when a write
+    or a sync has ended.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Disk:
         self._sync(self._log.begin_sync())
 
     def start(self, sections: Sections, entries: list[Entry]) -> None:
-        """Have a record written and synced, and return when the one before it is written."""
+        """Let the threads write and sync a record; returns when the record before it is written."""
         self._unsafe.append(entries)
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, "recollect-journal-write")
@@ -52,12 +52,12 @@ class Disk:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing that was started is under way."""
-        # Who writes says what syncs before it ends.
+        """Whether no write and no sync is under way."""
+        # A write starts its sync before it ends, so nothing is missed between the two.
         return all(each is None or each.done() for each in (self._writing, self._syncing))
 
     def finish(self) -> None:
-        """Return when all that was started is safe; raises where that failed."""
+        """Return when every record that was started is safe; raises where one failed."""
         if self._writing is not None:
             self._writing.result()
         if self._syncing is not None:
@@ -65,7 +65,7 @@ class Disk:
         self._writing = self._syncing = None
 
     def write_again(self) -> None:
-        """What failed the last time."""
+        """Write the unsafe records again, and sync them."""
         if self._unsafe:
             for entries in self._unsafe:
                 self._log.write(encode(entries))
@@ -74,7 +74,7 @@ class Disk:
                 self._synced(self._unsafe.popleft())
 
     def give_up(self) -> None:
-        """Something failed: what is not synced when all have stopped will be written again."""
+        """After a failure: wait for the threads, and go on in another file of the log."""
         if self._writing is not None:
             wait([self._writing])
         if self._syncing is not None:
@@ -83,7 +83,7 @@ class Disk:
         self._log.give_up()
 
     def forget(self) -> None:
-        """Nothing will be written any more."""
+        """Drop the unsafe records: the journal has ended."""
         self._unsafe.clear()
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Disk:
                 threads.shutdown()
 
     def _write_and_sync(self, sections: Sections) -> None:
-        """In the thread that writes."""
+        """Run by the thread that writes."""
         self._log.write(sections)
         if self._syncing is not None:
             self._syncing.result()

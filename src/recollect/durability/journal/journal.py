@@ -1,13 +1,12 @@
 """`Journal`: where a journal is kept, and how safe a call is when it returns.
 
-What opens and writes it is in `journal_open`, and is imported by what needs it.
+`open_journal.py` opens and writes it; who needs that imports it.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from recollect.base.arguments import time_span, whole
 from recollect.errors import InvalidValue, shown
@@ -53,6 +52,6 @@ class Journal:
         whole("compact_at", self.compact_at, 1)
 
 
-def as_journal(given: Any) -> Journal:
+def as_journal(given: Journal | str | os.PathLike[str]) -> Journal:
     """A journal, or a path that means one with the defaults."""
     return given if isinstance(given, Journal) else Journal(given)

@@ -5,7 +5,7 @@
     PATH/base-<number of the next record>/     a snapshot: what the records before it led to
 
 A record that could not be written and synced is written again, under its number, into another
-file: what a failed sync left in the old one is not to be trusted. A reader goes by the numbers.
+file, because nobody knows what a failed sync left in the old one. A reader goes by the numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from recollect.durability.direct_io import BLOCK, WORTH_IT
 from recollect.durability.files import LOCAL, Files, LocalFile
-from recollect.durability.format import FORMAT, FRAME, HEADER, frame, frames
+from recollect.durability.format import FORMAT, FRAME, HEADER, Piece, frame, frames
 from recollect.errors import JournalError
 
 LARGE = 64 << 10  # bytes of a piece that is written by itself; smaller ones are joined
@@ -30,7 +30,7 @@ PREFIX, SUFFIX, BASE = "journal-", ".rcj", "base-"
 
 
 class Lock:
-    """The right to write a journal: one process has it, and loses it when it ends."""
+    """The right to write a journal. One process has it, and loses it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
@@ -48,7 +48,7 @@ class Lock:
         os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """In a process that was forked, this lets go of the file and not of the lock."""
+        """Let another process write. In a forked child, the parent keeps the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -59,7 +59,7 @@ class Sections:
 
     def __init__(self) -> None:
         self.listed: list[tuple[str, int]] = []
-        self.pieces: list[bytes | memoryview] = []
+        self.pieces: list[Piece] = []
         self.size = 0  # bytes; the next section begins here
 
     def add(self, name: str, pieces: Sequence[memoryview]) -> None:
@@ -86,7 +86,7 @@ class Sections:
 
 
 class Log:
-    """The end of a journal, to which records are added. Used by one thread at a time."""
+    """The end of a journal, to which records are added. One thread at a time may call it."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class Log:
         self._file: LocalFile | None = None
         self._path = folder
         self._end = 0  # bytes of the file that were written
-        self._good = 0  # of them, that are whole records and synced
-        self.safe = number  # of the first record that may not be
+        self._good = 0  # bytes of these that are whole records and synced
+        self.safe = number  # of the first record that may not be on the disk
         self.number = number  # of the next record
         self.bytes = size(folder, files)  # of all files
 
@@ -116,7 +116,7 @@ class Log:
             raise
 
     def write(self, sections: Sections) -> None:
-        """Write the next record. Where that fails, `give_up` is to be called."""
+        """Write the next record. Where that fails, the caller must call `give_up`."""
         if self._file is None:
             self._begin()
         assert self._file is not None
@@ -128,9 +128,9 @@ class Log:
         self.number += 1
 
     def begin_sync(self) -> Callable[[], None]:
-        """What syncs all that is written now: in another thread, perhaps, while more is written.
+        """A call that syncs what is written by now; another thread may make it meanwhile.
 
-        Where that fails, `give_up` is to be called when nobody writes or syncs.
+        Where it fails, the caller must call `give_up` once nobody writes or syncs.
         """
         file, end, number = self._file, self._end, self.number
 
@@ -144,7 +144,7 @@ class Log:
     def _begin(self) -> None:
         """Make another file, which begins with a header."""
         self._path = self._folder / f"{PREFIX}{self.number:016x}{SUFFIX}"
-        self._files.remove(self._path)  # one of this number holds no record, or it would be higher
+        self._files.remove(self._path)  # it holds no record, or the number would be higher
         self._file = self._files.create(self._path)
         self._end = self._good = 0
         header = {"format": FORMAT, "first": self.number, "synced": self._synced}
@@ -157,9 +157,9 @@ class Log:
         self._good = self._end
 
     def give_up(self) -> None:
-        """Go on in another file; cut this one to what is known to be good, if that still works.
+        """Go on in another file, and cut this one to what is known to be good, if that still works.
 
-        The records that are cut are to be written again, under their numbers.
+        The caller writes the records that were cut again, under their numbers.
         """
         file, self._file = self._file, None
         self.bytes -= self._end - self._good
@@ -170,7 +170,7 @@ class Log:
             file.close()
             self._files.truncate(self._path, self._good)
         except OSError:
-            return  # a reader cuts it by checksum
+            return  # a reader finds the end of what is good by checksums
 
     def roll(self) -> int:
         """Let the next record begin another file; returns its number."""
@@ -194,11 +194,11 @@ class Log:
         self.bytes = size(self._folder, self._files)
 
 
-def _record(number: int, safe: int, sections: Sections, at: int) -> list[Any]:
-    """A record in pieces of bytes, which is to stand at an offset of its file.
+def _record(number: int, safe: int, sections: Sections, at: int) -> list[Piece]:
+    """A record in pieces, for an offset of its file.
 
-    It says which records are synced by now: one of them that is torn has been damaged. The sections
-    of a large one begin with a block of the file.
+    It says which records are synced by now: if a reader finds one of these torn, it was damaged
+    later. The sections of a large record begin with a block of the file.
     """
     header = {"number": number, "safe": safe, "sections": sections.listed}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -208,9 +208,9 @@ def _record(number: int, safe: int, sections: Sections, at: int) -> list[Any]:
     return [head + bytes(-len(head) % 8), *sections.pieces]
 
 
-def _joined(pieces: Sequence[Any]) -> Iterator[Any]:
-    """Fewer pieces: each becomes a call of the system."""
-    small: list[Any] = []
+def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The same bytes in fewer pieces, because each piece costs a call of the system."""
+    small: list[Piece] = []
     for piece in pieces:
         if len(piece) < LARGE:
             small.append(piece)
@@ -225,7 +225,7 @@ def _joined(pieces: Sequence[Any]) -> Iterator[Any]:
 
 # -- reading --------------------------------------------------------------------------------------
 class Record(NamedTuple):
-    """A record that was read whole, and the members that its file tells of."""
+    """A record that was read whole, and the members that the header of its file describes."""
 
     number: int
     payload: memoryview
@@ -243,7 +243,7 @@ class Torn:
 
 
 def records(folder: Path, first: int, torn: list[Torn], files: Files = LOCAL) -> Iterator[Record]:
-    """Every record from a number on, in order. What is torn at the end is told in `torn`.
+    """Every record from a number on, in order. A torn end of the journal is added to `torn`.
 
     Raises `JournalError` where a record in the middle is missing or damaged.
     """
@@ -281,7 +281,7 @@ def records(folder: Path, first: int, torn: list[Torn], files: Files = LOCAL) ->
 
 
 def cut(torn: Torn, files: Files = LOCAL) -> None:
-    """Cut what is torn off its file, or remove the file where nothing would be left."""
+    """Cut a torn end off its file, or remove the file where nothing would be left."""
     if torn.at == 0:
         files.remove(torn.path)
     else:
@@ -341,7 +341,7 @@ def _missing(path: Path, expected: int, tail: Torn | None) -> JournalError:
 
 
 def _was_safe(data: memoryview, offset: int, number: int) -> bool:
-    """Whether a whole record behind a damaged one says that this had been synced before."""
+    """Whether a whole record behind a torn one says that the torn one had been synced before."""
     words = np.frombuffer(data, np.uint64, (len(data) - offset) // 8, offset)
     left = len(data) - offset - 8 * np.arange(words.size)
     likely = np.flatnonzero((words >= 8) & (words < left))

@@ -1,4 +1,4 @@
-"""An open journal: recovered first, then written, and compacted into a snapshot now and then."""
+"""An open journal: members are recovered from it, write it, and compact it into snapshots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OpenJournal:
         files: Files = LOCAL,
     ) -> None:
         self.options, self.members = options, members
-        self.of_store = of_store  # it closes with the store, and not with a table
+        self.of_store = of_store  # whether it closes with its store, and not with a table
         self._files = files
         self._folder = Path(options.path)
         _make(self._folder, files)
@@ -101,17 +101,17 @@ class OpenJournal:
             self.writer.start_compacting()
 
     def _lost(self) -> None:
-        """An owner is gone without having been closed."""
+        """An owner was collected without having been closed; the last one closes the journal."""
         self._living -= 1
         if not self._living:
             try:
                 self.close()
-            except JournalError as error:  # nobody is left who could be told
+            except JournalError as error:  # no caller is left who could catch it
                 log.error("%s", error)
 
     # -- snapshots --------------------------------------------------------------------------------
     def _compact(self, writer: Writer) -> None:
-        """Let a snapshot take the place of the records so far; an error leaves all as it was."""
+        """Write a snapshot in the place of the records so far; an error leaves all as it was."""
         try:
             with writer.flushing:
                 number = writer.log.roll()
@@ -123,7 +123,7 @@ class OpenJournal:
             writer.compacted(worked=True)
 
     def _save(self, number: int) -> None:
-        """Write a snapshot that holds everything before a record, and let go of what it covers."""
+        """Write a snapshot of everything before a record, and remove the records that it covers."""
         from recollect.durability.snapshot.saver import save_snapshot
 
         owners = [member.owner for member in self.members]  # none of them goes meanwhile
@@ -145,14 +145,14 @@ class OpenJournal:
 
     @contextmanager
     def rewinding(self) -> Iterator[Callable[[], None]]:
-        """Meanwhile the members are brought to another state, which then is the journal's, too.
+        """Bring the members to another state meanwhile, and the journal goes on from that state.
 
-        Nothing is written until a snapshot of that state has committed, so that a crash leaves
-        the one or the other. What this gives is to be called when they are there, under their
-        locks.
+        Nothing is written until a snapshot of the new state has committed, so a crash leaves the
+        old state or the new one. The caller gets a call to make once the members are there, while
+        it still holds their locks.
         """
         with self.writer.paused():
-            before: dict[str, Any] = {}
+            before: dict[str, tuple[int, ...]] = {}
             for member in self.members:
                 with member.transaction():
                     before[member.name] = member.progress()
@@ -169,7 +169,7 @@ class OpenJournal:
             self.writer.compacted(worked=True)
 
     def close(self) -> None:
-        """Write what is queued, and let go of the journal."""
+        """Write what is queued, and let another process open the journal."""
         self.writer.close()
 
 

@@ -1,8 +1,8 @@
 """Effects as records of the journal, and back. `docs/format.md` says how they look.
 
-A record holds what happened since the last one, as of one moment for each member (a table or a
-buffer): per member one row for each effect, in order, and the rows of payload that came with
-them. It is read as a whole or not at all.
+A record holds what happened since the last one, up to one moment for each member (a table or a
+buffer): per member a row for each effect, in order, and the rows of payload that came with them.
+It is read as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ INSERTED, REMOVED, UPDATED, AMENDED = "inserted", "removed", "updated", "amended
 LEASED, RETURNED, ARCHIVED, COLUMNS = "leased", "returned", "archived", "columns"
 STEPS, WEIGHED, CLEARED = "steps", "weighed", "cleared"
 SAMPLED, BLOBS, STATE, RESTARTED = "sampled", "blobs", "state", "restarted"
-MARK = "mark"  # where a snapshot was captured: never written, but nothing is merged across it
+MARK = "mark"  # a snapshot was captured here: samples are not added up across it; not written
 
 
 class Entry:
@@ -116,7 +116,7 @@ def encode(entries: Sequence[Entry]) -> Sections:
 
 
 def _merged(entries: Sequence[Entry]) -> list[Entry]:
-    """Samples add up: they are told once, at the end or before the next mark."""
+    """The entries to write: samples are added up to one entry, at the end or before a mark."""
     kept: list[Entry] = []
     drawn: list[Entry] = []
     for entry in entries:
@@ -164,7 +164,7 @@ def _text(about: Mapping[str, Any] | bytes) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """What JSON does not know: arrays of fields. NaN is null, as an absent value is."""
+    """Arrays of fields for JSON, which does not know them. NaN is null, as an absent value is."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f":
             return [None if v != v else v for v in value.tolist()]
@@ -251,9 +251,9 @@ class Cursor:
 
 
 def between(columns: Columns, begin: int, end: int) -> Columns:
-    """Some rows, in memory of their own: kernels read arrays that are aligned and contiguous."""
+    """Some rows, copied: kernels read arrays that are aligned and contiguous."""
     if begin == 0 and end == columns.rows and columns.__class__ is Columns:
-        return columns  # made here before
+        return columns  # `between` made them before
     found: dict[str, Any] = {}
     for name, column in columns.columns.items():
         part = column[begin:end]
@@ -267,7 +267,7 @@ def between(columns: Columns, begin: int, end: int) -> Columns:
 
 
 def rows_of(columns: Columns, schema: Schema) -> Rows:
-    """Columns as a storage wants them; a column that came later is absent."""
+    """Columns as a storage wants them; a column that was added later is absent."""
     arrays = [columns.columns.get(name) for name in schema.columns]
     present = columns.present
     flags = [present.get(name) for name in schema.columns]

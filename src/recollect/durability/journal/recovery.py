@@ -1,7 +1,7 @@
 """Recovery: the members of a journal as they were when it was written last.
 
-The latest snapshot is loaded, and every record that follows is replayed, in order. What is torn
-at the end was never promised to anybody: it is cut, and told.
+The latest snapshot is loaded, and every record that follows is replayed, in order. A record that is
+torn at the end was never promised to be safe: it is cut off, and a warning says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Recovery:
     records: int = 0  # that were replayed
     closed: bool = True  # whether it was closed in order, so that nothing can be missing
     torn: list[Torn] = field(default_factory=list)
-    ended: list[Journaled] = field(default_factory=list)  # those whose leases ended now
+    ended: list[Journaled] = field(default_factory=list)  # members whose leases ended
     evicted: int = 0  # items for which a table has no room any more
 
 

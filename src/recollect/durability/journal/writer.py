@@ -1,8 +1,8 @@
-"""What runs behind a journal: a queue of entries, and the thread that encodes, writes and syncs.
+"""The writer of a journal: a queue of entries, and the thread that encodes, writes and syncs them.
 
-Callers queue under their own lock and wait without it. One flush takes all that is queued and
-makes one record of it, so callers that wait at the same time share a sync. Nothing polls: the
-thread sleeps until something is queued.
+Callers queue under their own lock and wait without it. One flush makes one record of all that is
+queued, so callers that wait at the same time share a sync. Nothing polls: the thread sleeps until
+something is queued.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from recollect.errors import JournalError
 
 log = logging.getLogger("recollect.durability")
 
-GIVEN_UP = 512 << 20  # bytes that wait for a broken disk: beyond, the journal ends
-PATIENCE = 0.05  # seconds that a flush waits for a member's lock, before it does without its state
+GIVEN_UP = 512 << 20  # bytes that wait for a broken disk at most: then the journal ends
+PATIENCE = 0.05  # seconds that a flush waits for a member's lock; then it goes without its state
 RETRY = 0.1  # seconds until a failed write is tried again
 
 _open: weakref.WeakSet[Writer] = weakref.WeakSet()
@@ -55,16 +55,16 @@ class Writer:
         self._compact, self._compact_at = compact, compact_at
         self.compact_at = self._limit()  # bytes of records
         self._queue: deque[Entry] = deque()
-        self._something = threading.Event()  # there is something to do
-        self._urgent = threading.Event()  # and it must not wait for the interval
+        self._something = threading.Event()  # something is queued
+        self._urgent = threading.Event()  # it must not wait for the interval
         self.flushing = threading.RLock()  # held while records are made and written
-        self._moved = threading.Event()  # more must be written, or something has been
+        self._moved = threading.Event()  # an urgent entry came, or a write or a sync has ended
         self._disk = Disk(log, self._wrote, self._moved)
-        self._changed = threading.Condition()  # guards what follows, and tells that it changed
+        self._changed = threading.Condition()  # guards what follows, and is notified of changes
         self._failure: Exception | None = None
         self.failures = 0  # how often writing failed
         self._tasks: list[tuple[Callable[[], bool], int, asyncio.Future[None]]] = []
-        self._goodbye = log.number if closed else -1  # where a record would say it again
+        self._goodbye = log.number if closed else -1  # here the last record says "closed" already
         self._ended: str | None = None  # why nothing is written any more
         self._closing = False
         self.calm = not self._always  # whether a call need not even ask
@@ -105,7 +105,7 @@ class Writer:
             self._raise_if_failed(failures)
 
     async def settle_async(self, member: Journaled, number: int) -> None:
-        """The same for a coroutine: no thread, and the loop goes on."""
+        """The same for a coroutine; the event loop goes on meanwhile."""
         done = self._done(member, number)
         if self._failure is None and self._ended is None and done():
             return
@@ -131,7 +131,7 @@ class Writer:
         return sum(member.told - member.written for member in self.members)
 
     def _raise_if_failed(self, failures: int) -> None:
-        """Where nothing waits for the disk, an error of the last attempt reaches the next call."""
+        """Raise where writing failed since a call began, or the last time where no call waits."""
         if self._ended is not None:
             raise JournalError(self._ended)
         if self._failure is not None and (self.failures > failures or not self._always):
@@ -141,7 +141,7 @@ class Writer:
             ) from self._failure
 
     def _tell_waiters(self) -> None:
-        """Threads and coroutines look again."""
+        """Let threads and coroutines look whether they may go on."""
         with self._changed:
             self._changed.notify_all()
             waiting: list[tuple[Callable[[], bool], int, asyncio.Future[None]]] = []
@@ -181,7 +181,7 @@ class Writer:
             try:
                 self._write()
                 worked = True
-            except Exception as error:  # whatever it is, those who wait must hear of it
+            except Exception as error:  # whatever it is, callers that wait must hear of it
                 worked = False
                 if not isinstance(error, OSError):
                     self._end(f"{self.path}: the journal failed: {error!r}")
@@ -189,7 +189,7 @@ class Writer:
                     log.error("%s: the journal cannot be written: %s", self.path, error)
                 self._failure = error
                 self.failures += 1
-                self._urgent.clear()  # those who asked for this attempt are told that it failed
+                self._urgent.clear()  # who asked for this attempt will hear that it failed
                 if self.queued > GIVEN_UP:
                     self._end(
                         f"{self.path}: the journal was given up: its disk failed ({error}) for "
@@ -204,7 +204,7 @@ class Writer:
         return worked
 
     def _write(self) -> None:
-        """Write what is queued, as one record; or as several, if more comes faster than that.
+        """Write what is queued as one record, or as several while entries come faster than that.
 
         Then a record is made while the one before is written and the one before that is synced.
         """
@@ -245,7 +245,7 @@ class Writer:
         return any(member.told - member.taken >= FLUSH_AT for member in self.members)
 
     def _wrote(self, entries: list[Entry]) -> None:
-        """These are safe."""
+        """Tell members that these entries are safe."""
         last: dict[int, Entry] = {}
         size: dict[int, int] = {}
         for entry in entries:
@@ -255,7 +255,7 @@ class Writer:
             member = self.members[place]
             member.written += size[place]
             position = entry.position
-            if member.noted > member.stated:  # its state could not be told
+            if member.noted > member.stated:  # the state was not told: its lock was taken
                 position = min(position, member.noted - 1)
                 self._something.set()
             member.durable_position = max(member.durable_position, position)
@@ -263,15 +263,15 @@ class Writer:
         self._tell_waiters()
 
     def _cut(self) -> list[Entry]:
-        """What is queued now: of each member what led to its state, and that state at the end.
+        """Take from the queue what led to each member's state now, with that state at the end.
 
-        What comes after a member's state was taken is left for the next record.
+        Entries that come after a member's state was taken are left for the next record.
         """
         stated: dict[int, int] = {}
         for member in self.members:
             if member.position > member.stated and member.owner is not None:
                 lock = member.transaction()
-                # Somebody may wait for us and hold the lock; then the effects go without.
+                # Who holds the lock may wait for this flush: then effects go without the state.
                 if lock.acquire(timeout=PATIENCE):
                     try:
                         member.tell(STATE, about=member.state())
@@ -301,7 +301,7 @@ class Writer:
 
     # -- snapshots --------------------------------------------------------------------------------
     def start_compacting(self) -> None:
-        """Write a snapshot in a thread of its own, and let go of the records that it covers."""
+        """Write a snapshot in a thread of its own; the records that it covers are removed then."""
         if self._compacting is not None and self._compacting.is_alive():
             return
         thread = threading.Thread(
@@ -311,11 +311,11 @@ class Writer:
         self._compacting = thread
 
     def compacted(self, *, worked: bool) -> None:
-        """A snapshot was written, or could not be: then much more must come before the next."""
+        """Say how a snapshot went. After a failure, twice as many records come before the next."""
         self.compact_at = max(self._limit(), 0 if worked else 2 * self.log.bytes)
 
     def _limit(self) -> int:
-        """As many bytes as are stored, so that what is written stays in proportion."""
+        """Bytes of records that a snapshot replaces: as many as are stored, or `compact_at`."""
         stored = [member.nbytes() for member in self.members if member.owner is not None]
         return max(self._compact_at, sum(stored))
 
@@ -327,7 +327,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is written meanwhile; those who wait for it go on waiting."""
+        """Write nothing meanwhile; callers that wait for the disk go on waiting."""
         self.wait_for_snapshot()
         with self.flushing:
             yield
@@ -362,7 +362,7 @@ class Writer:
             ) from failure
 
     def _say_goodbye(self) -> None:
-        """A last record without effects: nothing was lost."""
+        """Write a last record without effects, which says that nothing was lost."""
         try:
             if self.log.number != self._goodbye:
                 self.log.append(Sections())
@@ -372,7 +372,7 @@ class Writer:
             log.error("%s: the journal cannot be closed: %s", self.path, error)
 
     def forked(self) -> None:
-        """In a child process: the journal stays the parent's."""
+        """In a child process: write nothing, because the journal is the parent's."""
         self._ended = (
             f"{self.path}: the journal belongs to process {os.getppid()}, which this one was "
             "forked from; make tables in the process that uses them"

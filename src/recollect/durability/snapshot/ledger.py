@@ -1,9 +1,9 @@
-"""What of a table is in which files: so that a snapshot writes only what has changed.
+"""The ledger of a table: which of its items and values are in which files.
 
-A `Ledger` belongs to a table in memory and describes its last snapshot, by slot: the item that
-stood there, where its rows are, and the fields that may change, as their columns on disk have them.
-It is replaced when a snapshot has been committed or loaded, and never before, so a save that fails
-leaves it true.
+So a save writes only what has changed. A `Ledger` belongs to a table in memory and describes its
+last snapshot, by slot: the item that stood there, where its rows are, and the fields that may
+change, with the values that their columns on disk have. It is replaced when a snapshot has been
+committed or loaded and not before, so it is still right after a save that failed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from recollect.storage.memory.capture import Capture, absent_value, rises
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Array = NDArray[Any]
-Entry = dict[str, Any]  # of a segment, as a manifest has it
 
-SHARE = 64  # a segment is about one in so many of the payload,
-SMALLEST = 256 << 10  # but no smaller
-LARGEST = 256 << 20  # and no larger
+SHARE = 64  # a segment has about one in so many bytes of the payload
+SMALLEST = 256 << 10  # bytes of a segment at least
+LARGEST = 256 << 20  # and at most
 LOW = 0xFFFFFFFF
 
 
 class Known(NamedTuple):
     """A segment that is on disk, with the slots and the rows of its items when it was written."""
 
-    entry: Entry
+    entry: dict[str, Any]  # as a manifest has it
     slots: Ints
     rows: Array | None  # None where each has one
-    alive: Bools | None  # which of its items are; None where all are
+    alive: Bools | None  # which of its items are alive; None where all are
 
     def living(self) -> Ints:
         """The slots of its live items."""
@@ -46,7 +45,7 @@ class Known(NamedTuple):
 
 @dataclass
 class Ledger:
-    """A table's last snapshot."""
+    """What a table's last snapshot holds, and where."""
 
     folder: str
     sequence: int
@@ -60,11 +59,11 @@ class Ledger:
     arrays: dict[str, OnDisk] = field(default_factory=dict)
     patches: list[list[Any]] = field(default_factory=list)  # where those of its arrays are
     blobs: dict[str, Ref] = field(default_factory=dict)
-    torn: bool = False  # while a save has records written over; one that ends so counts for nothing
+    torn: bool = False  # whether a save is changing `records`; if it dies, the ledger is useless
 
 
 class Differences(NamedTuple):
-    """What is not as the ledger has it."""
+    """What is no longer as the ledger says."""
 
     gone: Ints  # slots whose item has left, or has its rows elsewhere now
     new: Ints  # slots of items whose rows are nowhere
@@ -72,7 +71,7 @@ class Differences(NamedTuple):
 
 
 @dataclass
-class Plan:
+class SavePlan:
     """What a save writes, and what it names again."""
 
     kept: dict[int, Known]  # segments of the ledger, with those alive that are so now
@@ -83,12 +82,12 @@ class Plan:
 
 
 def empty_ledger() -> Ledger:
-    """That of a table which was never saved."""
+    """The ledger of a table that was never saved."""
     return Ledger("", -1, {}, {}, np.zeros(0, np.int64), None, None, None, {})
 
 
-def plan(captured: Capture, ledger: Ledger) -> Plan:
-    """Decide what must be written: rows that came, and those of segments not worth keeping."""
+def plan(captured: Capture, ledger: Ledger) -> SavePlan:
+    """Decide what to write: rows that came, and rows of segments that are not worth keeping."""
     differ = differences(captured, ledger)
     living = _living(ledger, differ.gone)
     sizes = {number: _live_bytes(captured, known) for number, known in living.items()}
@@ -113,7 +112,7 @@ def plan(captured: Capture, ledger: Ledger) -> Plan:
         stays[kept] = True
         columns = {name: slots[stays[ledger.place[slots] >> 32]] for name, slots in columns.items()}
     gone = np.concatenate([differ.gone, *again])
-    return Plan(
+    return SavePlan(
         {number: living[number] for number in kept}, gone, columns, in_order(captured, written),
         target,
     )  # fmt: skip
@@ -189,7 +188,7 @@ def differences(captured: Capture, ledger: Ledger) -> Differences:
 
 
 def _in_records(captured: Capture, ledger: Ledger) -> tuple[Ints, Ints, dict[str, Ints]]:
-    """The same for a table: only records that are not what they were need a look."""
+    """The same for a table, whose capture says which records may have changed."""
     slots, old = captured.changed, captured.old
     assert slots is not None
     assert old is not None

@@ -1,7 +1,7 @@
-"""Loading: a snapshot put into tables and buffers, exactly as they were when it was saved.
+"""Loading: a snapshot is put into members, which are then exactly as they were when it was saved.
 
-Everything is checked before anything changes, or can be brought back. What is loaded knows where
-it is on disk, so the save after a load writes only what changed since.
+Everything is checked before anything changes, or while it can be undone. A member then knows what
+is on disk, so the save after a load writes only what changed since.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def load_snapshot(
     snapshot.check_files(progress, later=later)
     total = sum(snapshot.entry(name)["nbytes"] for name in wanted)
     with replacing(wanted.values()), bar("load", total, progress) as told:
-        _check(snapshot, wanted)  # somebody may have been in between
+        _check(snapshot, wanted)  # a call may have come in between
         back: list[Callable[[], None]] = []
         if later:
             back = [call for member in wanted.values() if (call := member.untouched())]

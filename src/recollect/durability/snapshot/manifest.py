@@ -1,6 +1,6 @@
-"""The manifest: what a snapshot is and which files it has; and finding snapshots by it.
+"""The manifest of a snapshot: what it is and which files it has; and how snapshots are found.
 
-It is written last. A folder without one that can be read is no snapshot.
+The manifest is written last: a folder that has no readable one is no snapshot.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def no_snapshot(folder: str | os.PathLike[str], files: Files = LOCAL) -> str:
 
 
 def find_snapshots(folder: str | os.PathLike[str], files: Files = LOCAL) -> list[Found]:
-    """The snapshots in a folder, the latest last; without what is half-written or damaged."""
+    """The snapshots in a folder, the latest last; half-written and damaged ones are left out."""
     found = []
     for name in files.list(folder):
         path = Path(folder) / name
@@ -125,7 +125,7 @@ def aside(target: Path, run: str) -> Path:
 
 
 def put_aside(target: Path, files: Files = LOCAL) -> Path | None:
-    """The snapshot that had this name when a crash came between two renames."""
+    """The snapshot that lost its name because a crash came between two renames."""
     for name in files.list(target.parent):
         if name.startswith(f".{target.name}.old-"):
             path = target.parent / name
@@ -138,7 +138,7 @@ def put_aside(target: Path, files: Files = LOCAL) -> Path | None:
 
 
 def clean(target: Path, files: Files = LOCAL) -> None:
-    """Remove what saves that did not finish left behind; bring back what they had put aside."""
+    """Clean up after saves that did not finish: bring back what they put aside, remove the rest."""
     if not files.exists(target):
         old = put_aside(target, files)
         if old is not None:

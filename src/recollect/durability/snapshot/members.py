@@ -1,7 +1,7 @@
-"""What a snapshot can hold under one name: a table, or what is built on tables.
+"""What a snapshot can hold under one name: a table, a rollout buffer or a replay buffer.
 
-A member knows its lock, how its state is captured and put back, and the ledger of what is on
-disk. Tables, `RolloutBuffer` and `ReplayBuffer` each have a member of their own.
+A `Member` stands for one of them. It knows its lock, how its state is captured and put back, and
+the ledger of what is on disk. The classes are where tables and buffers are.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ class RewoundJournal(Protocol):
     """What a load asks of the journal of what it loads into."""
 
     def rewinding(self) -> AbstractContextManager[Callable[[], None]]:
-        """While members are brought to another state; gives what to call when they are there."""
+        """Bring members to another state meanwhile; gives a call to make when they are there."""
         ...
 
 
 class Member(Protocol):
-    """Something that a snapshot holds under a name. What it does, it does under its lock."""
+    """What a snapshot holds under a name. Calls expect its lock, unless they say otherwise."""
 
     ledger: Ledger | None
 
     def ledger_later(self, make: Callable[[], Ledger]) -> None:
-        """Have the ledger made when it is first asked for: a load need not wait for it."""
+        """Make the ledger when it is first asked for, so that a load need not wait for it."""
         ...
 
     @property
@@ -62,26 +62,26 @@ class Member(Protocol):
         ...
 
     def untouched(self) -> Callable[[], None] | None:
-        """Where nothing has happened to it yet, a call that brings this back; else None.
+        """Where nothing has happened to it yet, a call that makes it so again; else None.
 
-        A load may then find out half-way that a file is damaged.
+        A load into such members checks files while it reads them, and undoes all if one is damaged.
         """
         ...
 
-    def transaction(self) -> AbstractContextManager[Any]: ...
+    def transaction(self) -> AbstractContextManager[object]: ...
 
     def touch(self) -> None:
-        """Without the lock: have memory ready for `capture`."""
+        """Without the lock: make memory ready, so that `capture` is short."""
         ...
 
     def capture(self) -> Captured: ...
 
     def finish(self, captured: Captured) -> None:
-        """Without the lock: what of a capture can wait."""
+        """Without the lock: finish a capture with what need not be done under it."""
         ...
 
     def undo(self, captured: Captured) -> None:
-        """What was captured has not come to be on disk: the ledger is true as it was."""
+        """A capture was not written to the disk: the ledger is as it was before."""
         ...
 
     def check(self, entry: Mapping[str, Any], where: str) -> None:
@@ -99,12 +99,12 @@ class Member(Protocol):
         ...
 
     def reset(self) -> None:
-        """Back to what was just made."""
+        """Make it as it was when it was made."""
         ...
 
 
 def check_kind(kind: str, entry: Mapping[str, Any], where: str) -> None:
-    """Raise unless something was saved from what it is loaded into."""
+    """Raise unless an entry was saved from a member of this kind."""
     if entry["kind"] != kind:
         saved = KINDS.get(entry["kind"], repr(entry["kind"]))
         raise SnapshotError(

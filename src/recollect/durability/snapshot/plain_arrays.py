@@ -1,8 +1,8 @@
 """Arrays that belong to no item, such as the members of a dense set in their order.
 
-A few values change between two saves, and they stand anywhere. So an array is blocks, as they were
-when last written, and one patch with every value that is different now. The blocks that differ
-most are written again, some at each save: the patch stays small, and no save pays for all of them.
+Between two saves a few values change, anywhere in an array. So on disk an array is blocks, as they
+were when last written, and one patch with every value that is different now. Each save writes some
+of the blocks again that differ most: the patch stays small, and no save writes all blocks.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
-Entry = dict[str, Any]  # of an array, as a manifest has it
 
 BLOCK = 1 << 13  # values
-TURN = 16  # one in so many blocks is written again at each save, once the patch is worth it
-WORTH = 64  # which it is when it has one in so many of the values
+TURN = 16  # one in so many blocks is written again at each save, once the patch is large
+WORTH = 64  # a patch is large when it has one in so many of the values
 FULL = 4  # a block with one in so many of its values in the patch is written again in any case
 
 
@@ -87,7 +86,7 @@ def _different(array: Array, base: Array) -> Ints:
 
 
 def differences(block: Array) -> Array:
-    """A block as it is written: orders are often runs of slots, which then take next to nothing."""
+    """A block as it is written: runs of slots, as most orders have, then compress well."""
     return np.diff(block, prepend=block.dtype.type(0))
 
 

@@ -24,7 +24,6 @@ from recollect.storage.memory.capture import Pieces, Saved, absent_value
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Array = NDArray[Any]
-Entry = Mapping[str, Any]  # of a table or of a segment, as a manifest has it
 
 CHUNK = 1 << 16  # rows that are read together where places are given
 
@@ -32,7 +31,7 @@ CHUNK = 1 << 16  # rows that are read together where places are given
 class SavedTable:
     """Reads a table by its entry in the manifest; what was read of items is kept."""
 
-    def __init__(self, entry: Entry, segments: Segments) -> None:
+    def __init__(self, entry: Mapping[str, Any], segments: Segments) -> None:
         self.entry = entry
         self._segments = segments
 
@@ -44,7 +43,7 @@ class SavedTable:
 
     @cached_property
     def alive(self) -> list[Bools | None]:
-        """By segment: which of its items are; None where all are."""
+        """By segment: which of its items are alive; None where all are."""
         return [self._alive(segment) for segment in self.entry["segments"]]
 
     @cached_property
@@ -91,26 +90,26 @@ class SavedTable:
         items["slot"] = items["slot"].astype(np.int64)
         return items
 
-    def _columns(self, segment: Entry) -> dict[str, Array]:
+    def _columns(self, segment: Mapping[str, Any]) -> dict[str, Array]:
         count = segment["count"]
         columns = self._segments.columns(segment["items"], count)
         for name, ref in segment["changed"].items():
             columns[name] = self._segments.array(ref, count)
         return columns
 
-    def _alive(self, segment: Entry) -> Bools | None:
+    def _alive(self, segment: Mapping[str, Any]) -> Bools | None:
         if segment["alive"] is None:
             return None
         bits = self._segments.array(segment["alive"], (segment["count"] + 7) // 8)
         return np.unpackbits(bits, count=segment["count"], bitorder="little").view(np.bool_)
 
-    def _array(self, name: str, array: Entry) -> Array:
+    def _array(self, name: str, array: Mapping[str, Any]) -> Array:
         places = values = None
         if array["patch"]:
             places, values = (self._piece(array["patch"][part]) for part in ("places", "values"))
         return put_together(array["size"], array["dtype"], self.bases[name], places, values)
 
-    def _base(self, array: Entry) -> Array:
+    def _base(self, array: Mapping[str, Any]) -> Array:
         pieces = [summed(self._piece(ref)) for ref in array["blocks"]]
         return np.concatenate(pieces) if pieces else np.zeros(0, array["dtype"])
 
@@ -150,8 +149,11 @@ class SavedTable:
             yield self._rows_at(firsts, places[begin : begin + CHUNK])
 
     def pieces(self, told: Callable[[int], None], check: Callable[[str], None]) -> Pieces:
-        """The same for threads, a segment each. `check` gets the name of each file before it is
-        read, `told` how many bytes of payload were."""
+        """The same for threads, a segment each.
+
+        `check` is called with the name of a file before it is read, and `told` with the bytes of
+        payload that were read.
+        """
 
         def read(number: int) -> Iterator[Batch]:
             segment = self.entry["segments"][number]
@@ -250,7 +252,7 @@ def _one_after_another(pieces: list[Array]) -> Array:
 
 
 def _filled(name: str, dtype: Any, segment: Mapping[str, Any], some: dict[str, Array]) -> Array:
-    """A column that came after a segment was written."""
+    """A column for a segment that was written before the column came."""
     if name == "seq":
         return (some["key"] & np.uint64(COUNTER_MASK)).astype(np.int64)
     if name == "nbytes":

@@ -1,7 +1,7 @@
-"""Saving: members captured at one moment, written beside the target, committed by one rename.
+"""Saving: members are captured at one moment, written beside the target, and one rename commits it.
 
-`docs/format.md` says what the files are. Whatever fails before the rename leaves the snapshot
-that was there, and nothing else; the tables go on, and so does the next save.
+`docs/format.md` says what the files are. If anything fails before the rename, the snapshot that was
+there is still there, and what was written is removed. Tables can be used, and saved again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SavedSnapshot:
 
 def save_snapshot(
     path: str | os.PathLike[str],
-    members: Mapping[str, Any],
+    members: Mapping[str, Member],
     *,
     kind: str = "store",
     step: int | None = None,
@@ -93,7 +93,7 @@ def save_snapshot(
 
 
 class SnapshotSaving:
-    """A save in its parts, for those who capture in one thread and write in another.
+    """A save in its parts, so that one thread can capture and another write.
 
         with saving:              # waits for a save of the same members that is under way
             saving.capture(state) # short: under the locks of all members
@@ -105,7 +105,7 @@ class SnapshotSaving:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        members: Mapping[str, Any],
+        members: Mapping[str, Member],
         *,
         kind: str = "store",
         step: int | None = None,
@@ -180,7 +180,7 @@ class SnapshotSaving:
             except FileNotFoundError:
                 if not any(member.ledger for member in wanted.values()):
                     raise
-                for member in wanted.values():  # somebody removed the last snapshot: write it all
+                for member in wanted.values():  # the last snapshot was removed: write everything
                     member.ledger = None
                 save = self._attempt()
                 save.run(manifest, self.others)
@@ -202,7 +202,7 @@ class SnapshotSaving:
         )  # fmt: skip
 
     def _undo(self) -> None:
-        """What was captured was not written: the next save has it to write."""
+        """What was captured was not written: the next save must write it."""
         for name, captured in self._captures.items():
             self._members[name].undo(captured)
         self._captures = {}
@@ -239,7 +239,7 @@ def _capture(
 
 
 def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
-    """One more than what this continues: the snapshot that it shares segments with or replaces."""
+    """One more than the snapshot that this one replaces, or shares segments with."""
     before = [member.ledger.sequence for member in members.values() if member.ledger]
     if files.exists(target):
         with suppress(SnapshotError):
@@ -248,7 +248,7 @@ def _sequence(target: Path, members: Mapping[str, Member], files: Files) -> int:
 
 
 def _threads() -> ThreadPoolExecutor:
-    """Those that read and write rows, which is without the GIL: the disk wants to be fed."""
+    """Threads that read and write rows, for which they do not need the GIL."""
     return ThreadPoolExecutor(min(2, cores()), "recollect-save")
 
 
@@ -287,7 +287,7 @@ class _Save:
                     file.close()
                     raise
                 syncing.add(file)
-                syncing.wait()  # nobody takes this folder for a snapshot before all is synced
+                syncing.wait()  # the folder must not become a snapshot before all is synced
             self.written += len(data)
             self.total += len(data)
             files.sync_folder(self._folder)
@@ -400,7 +400,7 @@ def _files_in(path: Path) -> list[Path]:
 
 @contextmanager
 def _only_warned(what: str) -> Iterator[None]:
-    """The snapshot is safe: what is left over is removed by a later save."""
+    """Turn disk errors into a warning: the snapshot is safe, and a later save removes the rest."""
     try:
         yield
     except OSError as error:
@@ -429,7 +429,7 @@ def forget_old(
 
 
 def remove_snapshot(path: Path, files: Files = LOCAL) -> None:
-    """Remove a snapshot, so that no half of it is ever taken for one."""
+    """Remove a snapshot under another name, so that half of it is never taken for a whole one."""
     gone = temporary(path, new_run())
     files.rename(path, gone)
     files.remove_folder(gone)

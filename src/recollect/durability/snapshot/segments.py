@@ -1,4 +1,4 @@
-"""Segments: immutable Arrow IPC files, written once and hashed while they are.
+"""Segments: Arrow IPC files that are written once, hashed meanwhile, and never changed.
 
 `SegmentWriter` writes rows, shared cells or items; `ChangesWriter` writes single columns and
 arrays, one to a record batch. `Segments` reads them, each file mapped once.
@@ -31,8 +31,8 @@ CHANGES = pa.schema(
 )
 _NOTHING = {kind: pa.nulls(1, CHANGES.field(kind).type) for kind in VALUES}
 COMPRESSIONS = (None, "lz4", "zstd")
-DIFFERENCES = ("key", "slot")  # columns of items that are written as differences,
-_DIFFERENCES = b"recollect.differences"  # and say so in the metadata of the field
+DIFFERENCES = ("key", "slot")  # columns of items that are written as differences
+_DIFFERENCES = b"recollect.differences"  # what the metadata of such a column has
 
 
 def file_name(table: str, kind: str, run: str, number: int | None = None) -> str:
@@ -127,7 +127,7 @@ def _undone(field: Any, column: Array) -> Array:
 
 
 class Segments:
-    """The files of a snapshot, as they are read. What does not read as Arrow is named."""
+    """The files of a snapshot, as they are read; an error names the file that is damaged."""
 
     def __init__(self, folder: str | os.PathLike[str], files: Files = LOCAL) -> None:
         self._folder = Path(folder)
@@ -200,7 +200,7 @@ class Segments:
         return {name: column[first : first + count] for name, column in whole.items()}
 
     def close(self) -> None:
-        """Let go of the files: what was read of them may still be used."""
+        """Forget the files; arrays that were read may still be used."""
         self._data.clear()
         self._open.clear()
         self._arrays.clear()

@@ -1,7 +1,7 @@
-"""Writing one table of a snapshot: the rows that are new, the fields that changed, and the entry.
+"""The writer of one table of a snapshot: new rows, fields that changed, and the manifest's entry.
 
-What is on disk already is named again and linked by `snapshot`. Rows are read, hashed and written
-by a few threads, a segment each; the disk begins with a file as soon as it is finished.
+What is on disk already is named again, and `saver.py` links its files. A few threads read, hash and
+write rows, a segment each; the disk begins with a file as soon as it is finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recollect.durability.snapshot.ledger import (
     LOW,
     Known,
     Ledger,
-    Plan,
+    SavePlan,
     empty_ledger,
     parts,
     plan,
@@ -138,7 +138,7 @@ class TableWriter:
             self.written[writer.name] = entry
 
     # -- rows -------------------------------------------------------------------------------------
-    def _add(self, captured: Capture, planned: Plan) -> dict[int, Known]:
+    def _add(self, captured: Capture, planned: SavePlan) -> dict[int, Known]:
         """Begin to write the rows that no kept segment has, in segments of about one size."""
         added: dict[int, Known] = {}
         free = (number for number in count() if number not in planned.kept)
@@ -184,7 +184,7 @@ class TableWriter:
             raise
 
     def _write_items(self, captured: Capture) -> None:
-        """Write the fields of all segments that asked for it, one after another in one batch."""
+        """Write the fields of the segments in `_of_items`, one after another in one batch."""
         if not self._of_items:
             return
         slots = np.concatenate([known.slots for known in self._of_items])
@@ -199,7 +199,7 @@ class TableWriter:
         columns: dict[str, Array] = {"key": taken(captured.key), "slot": slots.astype(np.int32)}
         for name, array in (*captured.fixed.items(), *captured.changing.items()):
             columns[name] = taken(array)
-        if "rows" in columns:  # of those that have gone too: their rows are still in the file
+        if "rows" in columns:  # items that have gone have some, too: their rows are in the file
             columns["rows"] = np.concatenate(
                 [
                     np.ones(known.slots.size, np.int32) if known.rows is None else known.rows
@@ -221,7 +221,7 @@ class TableWriter:
 
     # -- what is on disk already ------------------------------------------------------------------
     def _keep(
-        self, captured: Capture, ledger: Ledger, planned: Plan, waste: set[str]
+        self, captured: Capture, ledger: Ledger, planned: SavePlan, waste: set[str]
     ) -> tuple[dict[int, Known], dict[str, Ints]]:
         """Name segments again, with the items that have gone and columns of which much changed.
 
@@ -347,7 +347,9 @@ def _alive(known: Known) -> Array:
     return np.ones(known.slots.size, np.bool_) if known.alive is None else known.alive
 
 
-def _places(captured: Capture, ledger: Ledger, planned: Plan, added: Mapping[int, Known]) -> Ints:
+def _places(
+    captured: Capture, ledger: Ledger, planned: SavePlan, added: Mapping[int, Known]
+) -> Ints:
     """Where each slot's rows are now."""
     place = ledger.place
     if place.size != captured.key.size:

@@ -1,4 +1,4 @@
-"""Looking at snapshots without loading them: what is inside, and how two of them differ."""
+"""Snapshots described for people, without loading them: what is inside, and how two differ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHUNK = 4096  # items whose rows are compared together
 
 
 def snapshots_in(path: str | os.PathLike[str], step: int | None = None) -> list[Snapshot]:
-    """The snapshot at a path; or those in the folder, which may hold shards."""
+    """The snapshot at a path, or those in a folder; of a set of shards, the shards."""
     folder = Path(path)
     try:
         opened = open_snapshot(folder, step=step)
@@ -106,7 +106,7 @@ def matching(saved: Saved, entry: Mapping[str, Any], where: Any) -> Ints:
         if values is None and name in ("rows", "nbytes"):  # stored only where items differ in it
             each = 1 if name == "rows" else entry["nbytes"] // max(count, 1)
             return FieldValues(np.full(count, each, np.int64))
-        if values is None:  # nobody has set it
+        if values is None:  # it was never set
             return _unset(fields[name], count)
         if fields[name] == "str":
             texts = sorted({text for text in values.tolist() if text is not None})
@@ -265,7 +265,7 @@ def _table_difference(first: Snapshot, second: Snapshot, name: str) -> Differenc
 
 
 def _unequal(one: Array | None, other: Array | None, count: int) -> NDArray[np.bool_]:
-    """Where values differ; a field that nobody set is absent everywhere."""
+    """Where values differ; a field that was never set is absent everywhere."""
     if one is None or other is None:
         there = one if one is not None else other
         assert there is not None
@@ -286,7 +286,7 @@ def _unequal(one: Array | None, other: Array | None, count: int) -> NDArray[np.b
 def _rows_differ(
     first: Snapshot, second: Snapshot, name: str, places: list[Ints]
 ) -> NDArray[np.bool_]:
-    """Which common items have other rows: those in the same file at the same place have not."""
+    """Which common items have other rows. Rows at the same place of the same file are equal."""
     stands = [_stands(one, name)[p] for one, p in zip((first, second), places, strict=True)]
     differs = np.zeros(places[0].size, np.bool_)
     unsure = np.flatnonzero((stands[0] != stands[1]).any(axis=1))
@@ -311,7 +311,7 @@ def _stands(snapshot: Snapshot, name: str) -> NDArray[np.uint64]:
 def _apart(
     first: Snapshot, second: Snapshot, name: str, places: list[Ints], which: Ints
 ) -> list[int]:
-    """Those of some items whose rows differ, found by halves."""
+    """Which of some items have other rows, found by comparing halves."""
     batches = [
         next(one.rows(name, p[which])) for one, p in zip((first, second), places, strict=True)
     ]
