@@ -15,8 +15,8 @@ import pytest
 
 # Before they are imported, so that a failing assertion says what was compared.
 for _module in (
-    "base", "cases", "lives", "model", "pair", "querying", "rollouts", "selecting", "storing",
-    "tables",
+    "base", "cases", "lives", "model", "pair", "payload_suite", "query_suite", "rollout_suite",
+    "selector_suite", "table_suite",
 ):  # fmt: skip
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
