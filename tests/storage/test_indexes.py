@@ -462,7 +462,7 @@ def test_the_highest_priority_costs_what_changed():
     for size in (4096, 65536):
         table = rc.Table("t", capacity=size, sampler=rc.Prioritized(), seed=0)
         table.insert({"x": np.zeros(size)}, priority=np.arange(1.0, size + 1))
-        block = table._storage._items.block
+        block = table._storage.items.block
         begin = 0
         for _ in range(64):
             keys = table.sample(32).info.keys

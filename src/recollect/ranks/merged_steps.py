@@ -23,7 +23,7 @@ from recollect.kernels import steps_layout as sl
 from recollect.ranks.environments import columns_of, rewritten
 from recollect.ranks.merged_tables import Merged, TableParts
 from recollect.ranks.redistribution import Plan, Stream, Units, apportion, into_lanes, seed_words
-from recollect.storage.memory.capture import Saved
+from recollect.storage.memory.saved_items import Saved
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

@@ -25,9 +25,10 @@ from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
 from recollect.replay.starts import StartKind
 from recollect.rules.limiters import Counts
+from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
-from recollect.storage.memory.capture import Capture, Saved
-from recollect.storage.rows import Allocate
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import Saved
 
 if TYPE_CHECKING:
     from recollect.replay.buffer import ReplayBuffer

@@ -33,7 +33,8 @@ from recollect.rollouts.rollout import Status
 from recollect.rollouts.space import Space
 from recollect.rollouts.stages import Stages
 from recollect.rollouts.staleness import FIRST_STEP
-from recollect.storage.memory.capture import Saved, saved_of
+from recollect.storage.memory.capture import saved_of
+from recollect.storage.memory.saved_items import Saved
 
 if TYPE_CHECKING:
     from recollect.rollouts.core import Core
@@ -230,8 +231,7 @@ def _inserted_at(core: Core, keys: Any) -> list[float]:
     storage = core.storage
     if not isinstance(storage, MemoryStorage):
         return [core.table._clock.time()] * keys.size
-    slots = storage._items.slots_of(keys)
-    times: list[float] = storage._items.values("inserted_at", slots).values.tolist()
+    times: list[float] = storage.items.inserted_at(keys).tolist()
     return times
 
 

@@ -87,8 +87,8 @@ class Space:
         """Let the storage take one group more than the capacity: a promise is kept."""
         storage = self._core.storage
         if isinstance(storage, MemoryStorage):
-            items = storage._items
-            items._capacity = max(items._capacity, len(storage) + 1)
+            items = storage.items
+            items.capacity = max(items.capacity, len(storage) + 1)
 
     def _crowded(self, items: int, replaced: Keys) -> bool:
         """Whether more groups would stay than there is room for when the archive gives way."""

@@ -42,7 +42,7 @@ LARGEST_WEIGHT = 150.0  # the power of ten that priority ** alpha may reach
 ABSENT_INT = -(1 << 63)
 ABSENT_VERSION = -1
 
-_DTYPES: dict[FieldType, Any] = {
+DTYPES: dict[FieldType, Any] = {
     "int": np.int64,
     "float": np.float64,
     "bool": np.int8,
@@ -116,7 +116,7 @@ def _check_array(name: str, kind: FieldType, value: Any, items: int) -> Array:
             array[:] = scalars
         else:
             absent = absent_of(name, kind)
-            array = np.array([absent if v is None else v for v in scalars], _DTYPES[kind])
+            array = np.array([absent if v is None else v for v in scalars], DTYPES[kind])
     if array.shape != (items,):
         raise InvalidValue(
             f"{name}: expected one value, or one for each of {items} items, got "
@@ -133,7 +133,7 @@ def _check_numbers(name: str, kind: FieldType, array: Array) -> Array:
         )
     if kind == "int" and array.size:
         _check_range(name, int(array.min()), int(array.max()))
-    return array.astype(_DTYPES[kind])
+    return array.astype(DTYPES[kind])
 
 
 def _check_range(name: str, low: int, high: int) -> None:
@@ -191,7 +191,7 @@ class FieldArray(Texts):
         self.name = name
         self.kind = kind
         self.absent = absent_of(name, kind)
-        self.array: Array = np.full(size, self.absent, _DTYPES[kind])
+        self.array: Array = np.full(size, self.absent, DTYPES[kind])
         self._texts: tuple[list[str], Array] = ([], np.array([None], object))
 
     def resized(self, size: int) -> Array:

@@ -26,3 +26,10 @@ def dealt(
     owed -= counts
     parts = [part for part, _ in selector.selectors]
     return list(zip(parts, counts.tolist(), strict=True))
+
+
+def next_deal(credits: Credits, selector: Mixed, n: int) -> list[tuple[Selector, int]]:
+    """How the next n draws will be dealt, which changes no account."""
+    account = (selector, False)
+    copied = {account: credits[account].copy()} if account in credits else {}
+    return dealt(copied, selector, n, evicting=False)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from recollect.base.arguments import flag, many, time_span, whole
 from recollect.data.info import Lease
 from recollect.errors import InvalidValue, NeverPossible, shown
 from recollect.rules.selectors import Mixed, Ordered, Selector, Uniform, different_items
-from recollect.storage.base import Chosen, Storage, Where
-from recollect.storage.shares import Credits, dealt
+from recollect.storage.base import Chosen, Dealer, Storage, Where
 from recollect.table.waiting import Blocked
 
 if TYPE_CHECKING:
@@ -136,26 +135,9 @@ def _blocked(
     return Blocked(needs, max(inserts, missing, 1))
 
 
-@runtime_checkable
-class _Dealer(Protocol):
-    """Keeps what rounding owes to the parts of mixtures."""
-
-    _credits: Credits
-
-
-@runtime_checkable
-class _WithDealer(Protocol):
-    """A storage that leaves it to another object to choose."""
-
-    _choosing: _Dealer
-
-
 def _next_deal(storage: Storage, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
     """How a storage will deal its next n draws; where it does not show it, the worst there is."""
-    dealer = storage._choosing if isinstance(storage, _WithDealer) else storage
-    if isinstance(dealer, _Dealer):
-        account = (mixture, False)
-        credits = {account: dealer._credits[account].copy()} if account in dealer._credits else {}
-        return dealt(credits, mixture, n, evicting=False)
+    if isinstance(storage, Dealer):
+        return storage.next_deal(mixture, n)
     orders = [part for part, share in mixture.selectors if share and isinstance(part, Ordered)]
     return [(orders[0] if orders else Uniform(), n)]

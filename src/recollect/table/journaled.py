@@ -21,7 +21,7 @@ from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
 from recollect.durability.journal.member import PINNED, Journaled
 from recollect.durability.journal.open_journal import OpenJournal
-from recollect.durability.journal.payload import pinned
+from recollect.durability.journal.payload import Pinned
 from recollect.durability.journal.records import (
     AMENDED,
     ARCHIVED,
@@ -36,8 +36,8 @@ from recollect.durability.journal.records import (
     Section,
 )
 from recollect.errors import InvalidValue
-from recollect.kernels import layout
 from recollect.storage.base import ONE_ROW
+from recollect.storage.memory.items import Items
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.effects import (
     Amended,
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("recollect.durability")
 
 Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 LOST = 1 << 30  # more items than a crash can lose: so many keys are left out after one
 PLAIN = {Leased: LEASED, Returned: RETURNED, Archived: ARCHIVED}
@@ -100,7 +99,7 @@ class JournaledTable(Journaled):
         table._effects.add(self)
         storage = table._storage
         assert isinstance(storage, MemoryStorage)
-        storage._segments.lent = PINNED
+        storage.stores.lend(PINNED)
         self.number = self.durable_number = table._effects.number
         if table._schema is not None and not self.position:
             self.columns(table._schema, table._shared_schema)
@@ -130,15 +129,15 @@ class JournaledTable(Journaled):
         elif isinstance(effect, Amended):
             storage = self.table._storage
             assert isinstance(storage, MemoryStorage)
-            per_item = storage._items.rows(storage._items.slots_of(keys))
-            size = int(storage._items.nbytes(storage._items.slots_of(keys)).sum())
-            rows = pinned(storage, keys, shared=False)
+            per_item, size = storage.sizes_of(keys)
+            rows = Pinned(*storage.pinned(keys, shared=False))
             self.tell(AMENDED, number=number, keys=keys, per_item=per_item, late=rows, nbytes=size)
         else:
             self.tell(PLAIN[type(effect)], number=number, keys=keys)
 
     def _inserted(self, effect: Inserted) -> None:
         new, storage = effect.new, self.table._storage
+        assert isinstance(storage, MemoryStorage)
         about: dict[str, Any] = {}
         if new.fields:
             about["fields"] = dict(new.fields)
@@ -153,7 +152,8 @@ class JournaledTable(Journaled):
         per_item = new.per_item if new.per_item is ONE_ROW else new.per_item.copy()
         self.tell(
             INSERTED, number=effect.number, keys=effect.keys, values=priority, per_item=per_item,
-            at=new.inserted_at, about=about or None, payload=pinned(storage, effect.keys),
+            at=new.inserted_at, about=about or None,
+            payload=Pinned(*storage.pinned(effect.keys, shared=True)),
             nbytes=_size(new.rows) + (0 if new.shared is None else _size(new.shared)),
         )  # fmt: skip
 
@@ -173,11 +173,7 @@ class JournaledTable(Journaled):
             "removals": counts.removals,
             "removed": dict(table._removed),
             "sample_calls": table._sample_calls,
-            "random": storage._random.tolist(),
-            "credits": [
-                [repr(mixed), evicting, credit.tolist()]
-                for (mixed, evicting), credit in storage._credits.items()
-            ],
+            **storage.executor.capture(),
         }
 
     def used(self) -> bool:
@@ -218,28 +214,26 @@ class JournaledTable(Journaled):
                 "table %r has less room than its journal: %d items were evicted",
                 table.name, before - len(storage),
             )  # fmt: skip
-        storage._items._capacity = table.capacity
+        storage.items.capacity = table.capacity
 
     def progress(self) -> Any:
-        block = self._block()
-        return self.table._effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
+        return self.table._effects.number, self._items().next_key
 
     def rewound(self, progress: Any) -> None:
         """Effects and keys go on counting: those that were given out mean what they meant."""
-        number, origin, counter = progress
-        effects, block = self.table._effects, self._block()
+        number, next_key = progress
+        effects = self.table._effects
         effects.number = max(effects.number, number)
-        if int(block[layout.ORIGIN]) == origin:
-            block[layout.COUNTER] = max(int(block[layout.COUNTER]), counter)
+        self._items().skip_keys(next_key)
         self.number = effects.number
 
-    def _block(self) -> Ints:
+    def _items(self) -> Items:
         storage = self.table._storage
         assert isinstance(storage, MemoryStorage)
-        return storage._items.block
+        return storage.items
 
     def after_loss(self) -> None:
-        self._block()[layout.COUNTER] += LOST
+        self._items().next_key += LOST
 
 
 def open_journal(table: Table, journal: Any) -> OpenJournal:

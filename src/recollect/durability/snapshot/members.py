@@ -16,7 +16,8 @@ from recollect.data.batch import Batch
 from recollect.durability.snapshot.ledger import Ledger
 from recollect.errors import InvalidValue, SnapshotError, shown
 from recollect.rules.limiters import Counts
-from recollect.storage.memory.capture import Capture, Pages, Saved, finish
+from recollect.storage.memory.capture import Capture, Pages, finish
+from recollect.storage.memory.saved_items import Saved
 from recollect.table.state import capture_table, check_alike, in_memory, reset_table, restore_table
 from recollect.table.table import Table
 

@@ -32,7 +32,9 @@ from recollect.durability.snapshot.segments import Ref, Segments
 from recollect.durability.snapshot.table_writer import named_files, patches
 from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_MASK
-from recollect.storage.memory.capture import FIXED, Pieces, Runs, Saved, absent_value, records_of
+from recollect.storage.memory.restoration import Pieces
+from recollect.storage.memory.saved_items import FIXED, Saved, absent_value, records_of
+from recollect.storage.memory.slot_runs import Runs
 
 log = logging.getLogger("recollect")
 

@@ -37,7 +37,9 @@ from recollect.durability.snapshot.segments import (
     items_batch,
 )
 from recollect.storage.buffers import BufferPool
-from recollect.storage.memory.capture import RECORDED, Capture, Runs, absent_value
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import RECORDED, absent_value
+from recollect.storage.memory.slot_runs import Runs
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recollect.base.optional import optional
 from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
 from recollect.storage.frame.items import ItemFrame
-from recollect.storage.shares import Credits, dealt
+from recollect.storage.shares import Credits, dealt, next_deal
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -46,6 +46,10 @@ class Choosing:
         self._credits: Credits = {}
 
     # -- what a storage asks ----------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        """How many of the next n draws each part of a mixture gets."""
+        return next_deal(self._credits, mixture, n)
+
     def sample(
         self, selector: Selector, n: int, candidates: Ints, replace: bool, calls: int
     ) -> Draw:

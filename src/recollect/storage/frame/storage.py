@@ -20,7 +20,7 @@ from recollect.base.optional import optional
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels.load import load
-from recollect.rules.selectors import Selector
+from recollect.rules.selectors import Mixed, Selector
 from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.frame.choice import Choosing, Draw
@@ -189,6 +189,9 @@ class FrameStorage:
         """There are none to forget: every call looks at the columns."""
 
     # -- choosing ---------------------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        return self._choosing.next_deal(mixture, n)
+
     def _chosen(self, draw: Draw) -> FrameChosen:
         """Chosen items with all that is known of them now, readable without the lock."""
         items, positions = self._items, draw.positions

@@ -55,7 +55,7 @@ class Plan:
             self.aging = selector.half_life is not None
 
 
-class Indexing:
+class IndexSet:
     """All indexes of a memory storage. Its caller holds the lock."""
 
     def __init__(self, items: Items, partition_by: tuple[str, ...], kernels: Any) -> None:
@@ -66,7 +66,7 @@ class Indexing:
         self.indexes = Indexes(items.block)
         self.work: Ints = np.zeros(1024, np.int64)
         self._plans: dict[tuple[int, bool], Plan] = {}
-        self._zeros = False  # whether an item of priority 0 ever came
+        self.counts_zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
         self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
         self._aging = (-1, False)  # what `_some_age` found out, and for which indexes
@@ -215,10 +215,28 @@ class Indexing:
                 self._give_room(index, dict(self.indexes.partitions[0][family].arrays), 16)
         return number
 
+    def partitions_for(self, fields: Mapping[str, FieldValue], count: int) -> NDArray[np.int32]:
+        """The partition of each new item, or one for all of them."""
+        values = [fields.get(name) for name in self.partitions.by]
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return np.array([self.partition(tuple(values))], np.int32)
+        columns = [
+            self._items.field(name).plain(value, count)
+            for name, value in zip(self.partitions.by, values, strict=True)
+        ]
+        numbers = [self.partition(key) for key in zip(*columns, strict=True)]
+        return np.array(numbers, np.int32)
+
+    def partitions_of(self, slots: Ints) -> NDArray[np.int32]:
+        """The partitions that stored items belong in, by their fields."""
+        columns = [self._items.seen(name, slots) for name in self.partitions.by]
+        numbers = [self.partition(key) for key in zip(*columns, strict=True)]
+        return np.array(numbers, np.int32)
+
     def _give_room(self, index: Index, family: dict[int, Array] | None, members: int) -> None:
         index.resize_slots(self._items.now[layout.SLOTS], family)
         index.reserve(members)
-        if self._zeros:
+        if self.counts_zeros:
             index.count_zeros()
         self._refresh(index)
 
@@ -312,11 +330,11 @@ class Indexing:
 
     def expect(self, priorities: Floats) -> None:
         """Priorities are about to be written: follow them, and count zeros if there are any."""
-        if self._zeros and layout.A_PMAX in self._items.owned:
+        if self.counts_zeros and layout.A_PMAX in self._items.owned:
             return
         low, high = self._kernels.range_of(priorities)
-        if low == 0.0 and not self._zeros:
-            self._zeros = True
+        if low == 0.0 and not self.counts_zeros:
+            self.counts_zeros = True
             for index in self.indexes:
                 index.count_zeros()
         if low != 1.0 or high != 1.0:

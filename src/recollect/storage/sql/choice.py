@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recollect.rules.query import fields_of
 from recollect.rules.selectors import Mixed, Ordered, Prioritized, Selector
-from recollect.storage.shares import Credits, dealt
+from recollect.storage.shares import Credits, dealt, next_deal
 from recollect.storage.sql.orders import order_by
 from recollect.storage.sql.random_draws import Drawing, Drawn, Weights, importance
 from recollect.storage.sql.statements import KEYED, Statements, Wanted
@@ -132,6 +132,10 @@ class Choosing:
         return _joined(parts)
 
     # -- mixtures ---------------------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        """How many of the next n draws each part of a mixture gets."""
+        return next_deal(self._credits, mixture, n)
+
     def sample_mixed(
         self, selector: Mixed, n: int, wanted: Wanted, replace: bool, calls: int, limit: int
     ) -> tuple[Drawn, list[int]]:

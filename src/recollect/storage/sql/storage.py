@@ -287,6 +287,9 @@ class SqlStorage:
         return None
 
     # -- choosing ----------------------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        return self._choosing.next_deal(mixture, n)
+
     def _codecs(self) -> tuple[Codec, Codec | None]:
         assert self._codec is not None
         return self._codec, self._shared_codec
