@@ -811,6 +811,8 @@ def choose(
     times = int32_at(items[A_RECORD])
     partitions = int32_at(items[A_PARTITION])
     dependents = verb == SAMPLE and _depends_on_times(items, table)
+    # all draws of a call go by the weights that it began with, also where it changes them
+    later = one_by_one and table[rows[0], DEPENDS] & DEPENDS_TIMES != 0
     plain = verb == SAMPLE and not (one_by_one or dependents or limit > 0)
     plain = plain and items[A_PARTITION] == 0
     if plain:  # the common case, where nothing but the count changes
@@ -825,6 +827,8 @@ def choose(
             if dependents:
                 change = ADD if adding else REMOVE
                 skip = np.int64(-1) if adding else popped
+                if later:
+                    skip = rows[0]
                 each_index(items, table, one, 1, change, DEPENDS_TIMES, skip, work)
             if not adding:
                 times[8 * slot + TIMES] += 1
@@ -839,6 +843,9 @@ def choose(
             each_index(items, table, one, 1, REMOVE, 0, -1, work)
             if temporary and one_by_one:
                 change_index(items, table[rows[0]], one, 1, REMOVE, work)
+    for i in range(n if later else 0):
+        if int8_at(items[A_RECORD])[32 * chosen[i] + STATE] == VISIBLE:
+            each_index(items, table, chosen[i:], 1, CHANGE, DEPENDS_TIMES, -1, work)
     if verb != SAMPLE:
         count_visible(items, chosen, n, -1)
         set_state(items, chosen, n, LEASED)

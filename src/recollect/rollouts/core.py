@@ -49,7 +49,7 @@ from recollect.rollouts.verbs import Verb
 from recollect.rules.query import as_query, field
 from recollect.rules.selectors import Selector, StalestFirst
 from recollect.storage.base import Chosen, Storage, Where
-from recollect.storage.fields import parse_tags
+from recollect.storage.fields import check_weights, parse_tags
 from recollect.storage.memory.chosen import MemoryChosen
 from recollect.table.checks import check_versions
 from recollect.table.inserts import NewInsert, try_insert
@@ -204,6 +204,8 @@ class Core:
             return None
         if table._ages:
             check_versions(known.fields, 1)
+        if table._weighed:
+            check_weights(known.fields, table._weighed)
         with table._transaction():
             table._enter()
             return self._store_direct(known)
@@ -220,6 +222,8 @@ class Core:
         encoded = encode(group, version, rule, self.tags)
         if self.table._ages and encoded.status is Status.COMPLETED:
             check_versions(encoded.fields, 1)
+        if self.table._weighed:
+            check_weights(encoded.fields, self.table._weighed)
 
         def attempt() -> int | Blocked | None:
             key: int | Blocked | None

@@ -18,7 +18,7 @@ from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status, as_status
 from recollect.rollouts.verbs import Verb
 from recollect.storage.base import Chosen, Where
-from recollect.storage.fields import ABSENT_INT, check_priority
+from recollect.storage.fields import ABSENT_INT, check_priority, check_weights
 from recollect.storage.memory.chosen import MemoryChosen
 from recollect.table.checks import checked_field
 from recollect.table.effects import Archived, Updated
@@ -229,6 +229,8 @@ class Taking:
                 checked[name] = checked_field(name, value, keys.size, table._tags)
         if not checked:
             raise InvalidValue(f"update: name a field to change: {', '.join(allowed)}")
+        if table._weighed:
+            check_weights(checked, table._weighed)
 
         def attempt() -> NDArray[np.bool_]:
             found = core.storage.update(keys, checked)

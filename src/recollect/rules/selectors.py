@@ -1,7 +1,8 @@
 """Which item comes next. A selector is a description; a storage executes it.
 
 The same selectors sample and remove. Every one is a frozen dataclass of one of four natures:
-an order (`Ordered`), `Uniform`, weights (`Prioritized`), or a mixture (`Mixed`).
+an order by a field (`Ordered`), `Uniform`, weights by a field (`Proportional`), or a mixture
+(`Mixed`). A storage executes natures: another order or weight needs nothing there.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
     "Mixed",
     "Ordered",
     "Prioritized",
+    "Proportional",
     "Selector",
     "Smallest",
     "StalestFirst",
@@ -165,8 +167,49 @@ class Linear:
         return self.start * (1.0 - done) + self.end * done
 
 
+class Proportional(Selector):
+    """Base of the weights: an item with a probability in proportion to field ** alpha.
+
+    Items without a value weigh nothing, as if it were 0. An item that weighs nothing is never drawn
+    while another weighs something. A derived class is a dataclass with the attributes below.
+    """
+
+    alpha: float
+    beta: float | Linear
+    half_life: float | None
+    stratified: bool
+    normalize: str | None
+
+    @property
+    def by(self) -> str:
+        """The field whose value decides."""
+        raise TypeError(f"{type(self).__name__} names no field")
+
+    def beta_at(self, calls: int) -> float:
+        """The beta of a sample call, after so many of them."""
+        return self.beta.at(calls) if isinstance(self.beta, Linear) else self.beta
+
+    def __post_init__(self) -> None:
+        _check_number("alpha", self.alpha, 0.0)
+        if isinstance(self.beta, Linear):
+            _check_number("beta.start", self.beta.start, 0.0)
+            _check_number("beta.end", self.beta.end, 0.0)
+        else:
+            _check_number("beta", self.beta, 0.0)
+        if self.half_life is not None:
+            _check_number("half_life", self.half_life, 0.0)
+            if self.half_life == 0.0:
+                raise InvalidValue("half_life: expected a number above 0, got 0")
+        if not isinstance(self.stratified, bool):
+            raise InvalidValue(f"stratified: expected True or False, got {shown(self.stratified)}")
+        if self.normalize not in ("batch", "table", None):
+            raise InvalidValue(
+                f"normalize: expected 'batch', 'table' or None, got {shown(self.normalize)}"
+            )
+
+
 @dataclass(frozen=True)
-class Prioritized(Selector):
+class Prioritized(Proportional):
     """An item with a probability in proportion to priority ** alpha.
 
     An item of priority 0 is never drawn while another is positive. `weights` of a batch are
@@ -188,23 +231,9 @@ class Prioritized(Selector):
     stratified: bool = True
     normalize: str | None = "batch"
 
-    def __post_init__(self) -> None:
-        _check_number("alpha", self.alpha, 0.0)
-        if isinstance(self.beta, Linear):
-            _check_number("beta.start", self.beta.start, 0.0)
-            _check_number("beta.end", self.beta.end, 0.0)
-        else:
-            _check_number("beta", self.beta, 0.0)
-        if self.half_life is not None:
-            _check_number("half_life", self.half_life, 0.0)
-            if self.half_life == 0.0:
-                raise InvalidValue("half_life: expected a number above 0, got 0")
-        if not isinstance(self.stratified, bool):
-            raise InvalidValue(f"stratified: expected True or False, got {shown(self.stratified)}")
-        if self.normalize not in ("batch", "table", None):
-            raise InvalidValue(
-                f"normalize: expected 'batch', 'table' or None, got {shown(self.normalize)}"
-            )
+    @property
+    def by(self) -> str:
+        return "priority"
 
 
 @dataclass(frozen=True)
@@ -232,7 +261,7 @@ class Mixed(Selector):
                     f"selectors[{place}]: expected a selector that is not Mixed, got "
                     f"{shown(selector)}"
                 )
-            if isinstance(selector, Prioritized) and selector.normalize == "table":
+            if isinstance(selector, Proportional) and selector.normalize == "table":
                 raise InvalidValue(
                     f"selectors[{place}]: normalize='table' has no meaning in a mixture; use "
                     "'batch' or None"
@@ -258,22 +287,35 @@ def parts_of(*selectors: Selector) -> list[Selector]:
 
 
 def fields_used(selector: Selector) -> list[str]:
-    """The fields that a selector orders by."""
-    return [part.by for part in parts_of(selector) if isinstance(part, Ordered)]
+    """The fields that a selector orders or weighs by."""
+    return [p.by for p in parts_of(selector) if isinstance(p, Ordered | Proportional)]
 
 
 def ages(*selectors: Selector) -> bool:
     """Whether one of them weighs items by the age of their version."""
     return any(
-        isinstance(part, Prioritized) and part.half_life is not None
+        isinstance(part, Proportional) and part.half_life is not None
         for part in parts_of(*selectors)
     )
 
 
 def largest_alpha(*selectors: Selector) -> float:
     """The highest power that a priority is raised to, at least 1."""
-    alphas = [part.alpha for part in parts_of(*selectors) if isinstance(part, Prioritized)]
-    return max([1.0, *alphas])
+    return _largest_alphas(*selectors).get("priority", 1.0)
+
+
+def weighed_fields(*selectors: Selector) -> dict[str, float]:
+    """The other fields that they weigh by, and the highest power of each."""
+    alphas = _largest_alphas(*selectors)
+    return {name: alpha for name, alpha in alphas.items() if name != "priority"}
+
+
+def _largest_alphas(*selectors: Selector) -> dict[str, float]:
+    alphas: dict[str, float] = {}
+    for part in parts_of(*selectors):
+        if isinstance(part, Proportional):
+            alphas[part.by] = max(alphas.get(part.by, 1.0), float(part.alpha))
+    return alphas
 
 
 def different_items(deal: Sequence[tuple[Selector, int]], often: int, sampled: int) -> int:

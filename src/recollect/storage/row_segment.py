@@ -56,6 +56,15 @@ class Stretch(NamedTuple):
     end: int  # up to here
 
 
+def spread(locations: Ints, per_item: NDArray[np.int32], count: int) -> Ints:
+    """The location of each item, where one may stand for all that follow each other."""
+    if locations.size == count:
+        return locations
+    rows = np.broadcast_to(per_item, count)
+    starts: Ints = locations[0] + np.cumsum(rows, dtype=np.int64) - rows
+    return starts
+
+
 def stretches_of(locations: Ints, count: int) -> Ints:
     """How a kernel sees rows that are stored: one location stands for rows side by side."""
     if locations.size == 1:

@@ -21,7 +21,7 @@ from recollect.kernels import layout
 from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
 from recollect.storage.row_reader import Directory, Reader, Reading
-from recollect.storage.row_segment import Segment, Stretch
+from recollect.storage.row_segment import Segment, Stretch, spread
 
 Ints = NDArray[np.int64]
 
@@ -398,9 +398,7 @@ class RowStore:
         columns, present = self.pin(locations, per_item).gather(np.empty)
         flags = [(present or {}).get(name) for name in self.names]
         rows = Rows(int(per_item.sum()), [columns[name] for name in self.names], flags)
-        moved, _ = self.append(rows, per_item, locations.size)
-        if moved.size != locations.size:
-            moved = self._locations(int(moved[0]), per_item)
+        moved = spread(self.append(rows, per_item, locations.size)[0], per_item, locations.size)
         self.give_up(locations, per_item)
         return moved
 

@@ -16,9 +16,9 @@ from recollect.data.schema import Schema
 from recollect.errors import InvalidValue, shown
 from recollect.rules.limiters import Limiter
 from recollect.rules.query import FieldType
-from recollect.rules.selectors import Selector, fields_used
+from recollect.rules.selectors import Selector, fields_used, weighed_fields
 from recollect.storage.base import Storage
-from recollect.storage.fields import BUILT_IN, SETTABLE, FieldValue, check_value
+from recollect.storage.fields import BUILT_IN, SETTABLE, FieldValue, check_value, check_weighed
 
 VERBS = [name for name in vars(Storage) if not name.startswith("_")]
 
@@ -45,6 +45,7 @@ def checked_selector(role: str, selector: Any, kinds: Mapping[str, str]) -> Sele
     if not isinstance(selector, Selector):
         raise InvalidValue(f"{role}: expected a selector such as rc.Fifo(), got {shown(selector)}")
     numbers = [name for name, kind in kinds.items() if kind != "str"]
+    weighed = weighed_fields(selector)
     for name in fields_used(selector):
         if name not in kinds:
             raise InvalidValue(
@@ -53,8 +54,11 @@ def checked_selector(role: str, selector: Any, kinds: Mapping[str, str]) -> Sele
             )
         if name not in numbers:
             raise InvalidValue(
-                f"{role}: {name!r} is text, which has no order; use one of {', '.join(numbers)}"
+                f"{role}: {name!r} is text, which has no {'weight' if name in weighed else 'order'}"
+                f"; use one of {', '.join(numbers)}"
             )
+        if name in weighed:
+            check_weighed(role, name, weighed[name])
     return selector
 
 

@@ -14,7 +14,7 @@ from recollect.base.requests import Request, check_request
 from recollect.data.schema import Rows, Schema
 from recollect.errors import NeverPossible, SchemaError, shown
 from recollect.storage.base import NewItems
-from recollect.storage.fields import check_priority
+from recollect.storage.fields import check_priority, check_weights
 from recollect.table.checks import check_versions, checked_field
 from recollect.table.effects import Inserted
 from recollect.table.waiting import Blocked
@@ -69,6 +69,8 @@ def checked_insert(
         request = check_request(request)
     if table._ages:
         check_versions(fields, count)
+    if table._weighed:
+        check_weights(fields, table._weighed)
     if count > table.capacity:
         raise NeverPossible(
             f"an insert of {count} items never fits table {table.name!r} of capacity "

@@ -26,10 +26,25 @@ from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, LeaseExpired, QueryError, SchemaError, TableClosed, shown
 from recollect.rules.limiters import Counts, Limiter, MinSize, Queue, Stack
 from recollect.rules.query import Query, as_query, bind, split
-from recollect.rules.selectors import Fifo, Lifo, Ordered, Selector, Uniform, largest_alpha
+from recollect.rules.selectors import (
+    Fifo,
+    Lifo,
+    Ordered,
+    Selector,
+    Uniform,
+    largest_alpha,
+    weighed_fields,
+)
 from recollect.rules.selectors import ages as selectors_age
 from recollect.storage.base import Chosen, Contended, Layout, Shared, Storage, Where
-from recollect.storage.fields import BUILT_IN, check_priority, check_weight, parse_tags
+from recollect.storage.fields import (
+    BUILT_IN,
+    check_priority,
+    check_weight,
+    check_weights,
+    parse_tags,
+    unfit_weights,
+)
 from recollect.table.amendments import check_amended, fill
 from recollect.table.checks import (
     check_versions,
@@ -147,6 +162,7 @@ class Table:
         )
         self._ages = selectors_age(self._sampler, self._remover)
         self._alpha = largest_alpha(self._sampler, self._remover)
+        self._weighed = weighed_fields(self._sampler, self._remover)
         self._limiter = checked_limiter(MinSize(1) if limiter is None else limiter, self.capacity)
         self._clock: Clock = SystemClock() if clock is None else checked_clock(clock)
         self._storage = checked_storage(storage)
@@ -593,6 +609,8 @@ class Table:
                 checked[name] = checked_field(name, value, keys.size, self._tags)
         if self._ages and "version" in checked:
             check_versions(checked, keys.size)
+        if self._weighed:
+            check_weights(checked, self._weighed)
         with self._transaction():
             self._enter()
             found = self._storage.update(keys, checked)
@@ -833,10 +851,21 @@ class Table:
                     "half_life: it ages items by their version, and some stored items have none"
                 )
             check_weight(self._storage.highest_priority(), alpha)
+            weighed = weighed_fields(sampler, remover)
+            self._check_stored_weights(weighed)
             self._sampler, self._remover = sampler, remover
-            self._ages, self._alpha = ages, alpha
+            self._ages, self._alpha, self._weighed = ages, alpha, weighed
             self._storage.keep_indexes([sampler, remover])
             self._gate.wake_all()
+
+    def _check_stored_weights(self, weighed: Mapping[str, float]) -> None:
+        """Raise where stored items have values that they cannot be weighed by."""
+        for unfit in unfit_weights(weighed, self._fields) if self._schema is not None else ():
+            if self._storage.count(self._where(unfit)):
+                raise InvalidValue(
+                    f"{next(iter(unfit))}: to weigh items by it takes finite numbers of 0 or more, "
+                    "and some stored items have others; update them, or delete them"
+                )
 
     def _without_version(self) -> Where:
         return self._where({"version": {"absent": True}})

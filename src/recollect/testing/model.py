@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import recollect as rc
-from recollect.rules.selectors import Ordered
+from recollect.rules.selectors import Ordered, Proportional
 
 Predicate = Callable[["Item"], bool]
 NEVER, BLOCKED, GO = rc.NeverPossible, rc.WaitTimeout, None
@@ -228,27 +228,26 @@ class Model:
 
         return sorted(items, key=place)
 
-    def weigh(self, selector: rc.Prioritized, items: list[Item]) -> list[float]:
-        weights = [i.fields["priority"] ** selector.alpha for i in items]
-        weights = [
-            w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items, strict=True)
-        ]
+    def weigh(self, selector: rc.Selector, items: list[Item]) -> dict[int, float]:
+        """The weight of each item, by key; absent values weigh nothing."""
+        if not isinstance(selector, Proportional):
+            return {i.key: 1.0 for i in items}
+        values = {i.key: float(i.value(selector.by) or 0) for i in items}
+        weights = {key: v**selector.alpha if v > 0 else 0.0 for key, v in values.items()}
         if selector.half_life is not None:
-            positive = [i.fields["version"] for i, w in zip(items, weights, strict=True) if w > 0]
-            newest = max(positive, default=0)
-            ages = [(i.fields["version"] - newest) / selector.half_life for i in items]
-            weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages, strict=True)]
+            newest = max((i.fields["version"] for i in items if weights[i.key] > 0), default=0)
+            for i in items:
+                age = (i.fields["version"] - newest) / selector.half_life
+                weights[i.key] *= 2.0 ** max(age, -900.0)
         return weights
 
-    def chances(self, selector: rc.Selector, items: list[Item]) -> dict[int, float]:
+    def chances(self, weights: dict[int, float], items: list[Item]) -> dict[int, float]:
         """The probability of each item in one draw, by key."""
-        weights = [1.0] * len(items)
-        if isinstance(selector, rc.Prioritized):
-            weights = self.weigh(selector, items)
-            if not any(weights):
-                weights = [1.0] * len(items)
-        total = math.fsum(weights)
-        return {item.key: w / total for item, w in zip(items, weights, strict=True)}
+        own = [weights[item.key] for item in items]
+        if not any(own):
+            own = [1.0] * len(items)
+        total = math.fsum(own)
+        return {item.key: w / total for item, w in zip(items, own, strict=True)}
 
     def shares(self, role: str, selector: rc.Selector, n: int) -> list[tuple[rc.Selector, int]]:
         """How many of n items each selector of a mixture gets; what rounding owes is kept."""
@@ -321,10 +320,10 @@ class Model:
         assert after <= self.bound
         if len(gone) > over:  # the last one to go was needed
             assert any(after + item.nbytes > self.bound for item in gone)
-        if isinstance(self.remover, rc.Prioritized):
-            stayed = [i for i in self.visible() if i not in gone and i not in kept]
-            if any(i.fields["priority"] == 0 for i in gone):
-                assert not any(i.fields["priority"] > 0 for i in stayed)
+        weights = self.weigh(self.remover, self.items)
+        stayed = [i for i in self.visible() if i not in gone and i not in kept]
+        if any(weights[i.key] == 0 for i in gone):
+            assert not any(weights[i.key] > 0 for i in stayed)
 
     def remove(self, items: list[Item]) -> None:
         self.removals += len(items)
@@ -336,6 +335,7 @@ class Model:
         size = len(self.items)
         pool = self.visible(where)
         start = list(pool)
+        before = self.chances(self.weigh(self.sampler, start), start)
         drawn: list[Item] = []
         sequential: list[float] = []
         owners: list[rc.Selector] = []
@@ -355,7 +355,7 @@ class Model:
         self.samples += n
         assert info.times_sampled.tolist() == [item.times_sampled for item in drawn]
         assert info.table_size == size
-        self._check_chances(drawn, start, replace, sequential, owners, info)
+        self._check_chances(drawn, start, before, replace, sequential, owners, info)
         self.sample_calls += 1
         return drawn
 
@@ -376,15 +376,15 @@ class Model:
     ) -> list[Item]:
         """Follow random draws one after another."""
         chosen = []
-        zeros = [i for i in candidates if i.fields["priority"] == 0]
-        first = self.chances(selector, candidates)
-        now = first
+        weights = self.weigh(selector, candidates)  # when the call begins, whatever it counts
+        zeros = [weight for weight in weights.values() if weight == 0]
+        first = now = self.chances(weights, candidates)
         for key in keys:
             item = next((i for i in candidates if i.key == key), None)
             assert item is not None, f"{key} was drawn, and it is not among the candidates"
             if self.max_times_sampled or not replace:
-                now = self.chances(selector, candidates)
-            assert now[key] > 0, "a zero priority was drawn while another is positive"
+                now = self.chances(weights, candidates)
+            assert now[key] > 0, "an item without weight was drawn while another has some"
             chance = now[key]
             if not replace:
                 chance = first[key] if first[key] > 0 else 1 / len(zeros)
@@ -399,6 +399,7 @@ class Model:
         self,
         drawn: list[Item],
         start: list[Item],
+        before: dict[int, float],
         replace: bool,
         sequential: list[float],
         owners: list[rc.Selector],
@@ -412,7 +413,7 @@ class Model:
                 self._check_mixture(selector, drawn, start, owners, info)
             return
         np.testing.assert_allclose(info.probability, sequential, rtol=1e-9, atol=1e-250)
-        if not isinstance(selector, rc.Prioritized):
+        if not isinstance(selector, Proportional):
             assert (info.weights == 1.0).all()
             return
         if selector.normalize == "table" and (self.max_times_sampled or not replace):
@@ -423,8 +424,7 @@ class Model:
         if selector.normalize == "batch":
             weights /= weights.max()
         elif selector.normalize == "table":
-            chances = [c for c in self.chances(selector, start).values() if c > 0]
-            weights /= (len(start) * min(chances)) ** -beta
+            weights /= (len(start) * min(c for c in before.values() if c > 0)) ** -beta
         np.testing.assert_allclose(info.weights, weights, rtol=1e-9)
 
     def _check_mixture(
@@ -441,7 +441,7 @@ class Model:
             if isinstance(part, Ordered):
                 expected += [share * (owner is part) for owner in owners]
             else:
-                chances = self.chances(part, start)
+                chances = self.chances(self.weigh(part, start), start)
                 expected += [share * chances[item.key] for item in drawn]
         np.testing.assert_allclose(info.probability, expected, rtol=1e-9)
 
@@ -459,8 +459,9 @@ class Model:
                 candidates = [i for i in candidates if i not in part]
             else:
                 part = []
+                weights = self.weigh(selector, candidates)
                 for key in keys:
-                    now = self.chances(selector, candidates)
+                    now = self.chances(weights, candidates)
                     assert now.get(key, 0) > 0, f"{key} may not be taken"
                     part.append(next(i for i in candidates if i.key == key))
                     candidates.remove(part[-1])

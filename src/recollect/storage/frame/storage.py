@@ -27,6 +27,7 @@ from recollect.storage.frame.choice import Choosing, Draw
 from recollect.storage.frame.chosen import FrameChosen
 from recollect.storage.frame.items import HIDDEN, VISIBLE, ItemFrame
 from recollect.storage.frame.partitions import FramePartitions
+from recollect.storage.row_segment import spread
 from recollect.storage.rows import RowStore
 
 if TYPE_CHECKING:
@@ -167,10 +168,10 @@ class FrameStorage:
         if new.per_item is not ONE_ROW:
             columns["rows"] = new.per_item.astype(np.int64)
         locations, payload = self._rows.append(new.rows, new.per_item, new.count)
-        columns["location"] = _spread(locations, new.per_item, new.count)
+        columns["location"] = spread(locations, new.per_item, new.count)
         if self._shared is not None and new.shared is not None:
             locations, more = self._shared.append(new.shared, ONE_ROW, new.count)
-            columns["shared"] = _spread(locations, ONE_ROW, new.count)
+            columns["shared"] = spread(locations, ONE_ROW, new.count)
             columns["shared_nbytes"] = np.broadcast_to(more, new.count)
             payload = payload + more
         columns["nbytes"] = payload
@@ -366,7 +367,7 @@ class FrameStorage:
         positions = items.find(keys)
         locations, _ = store.append(rows, per_item, positions.size)
         store.give_up(items["location"][positions], items["rows"][positions].astype(np.int32))
-        items.write("location", positions, _spread(locations, per_item, positions.size))
+        items.write("location", positions, spread(locations, per_item, positions.size))
         items.write("rows", positions, per_item.astype(np.int64))
         items.resize(positions, payload)
         self._tidy_rows()
@@ -413,12 +414,3 @@ class FrameStorage:
         live = np.zeros(store.live_rows.size)
         np.add.at(live, segments, sizes)
         return live
-
-
-def _spread(locations: Ints, per_item: NDArray[np.int32], count: int) -> Ints:
-    """The location of each item, where one stands for all that follow each other."""
-    if locations.size == count:
-        return locations.copy()
-    rows = np.broadcast_to(per_item, count).astype(np.int64)
-    spread: Ints = locations[0] + np.cumsum(rows) - rows
-    return spread

@@ -12,7 +12,7 @@ rows are read later, from segments that the capture holds.
 from __future__ import annotations
 
 import mmap
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -215,7 +215,7 @@ def capture(storage: MemoryStorage, pages: Pages | None = None) -> Capture:
         **storage.executor.capture(),
         "partitions": [list(values) for values in index_set.partitions.all()],
         "whole": [_described(index) for index in index_set.indexes.whole],
-        "families": [asdict(kind) for kind in index_set.indexes.families],
+        "families": [kind.saved() for kind in index_set.indexes.families],
         "in_partitions": [
             [_described(index) for index in partition] for partition in index_set.indexes.partitions
         ],
@@ -297,7 +297,7 @@ def _free_slots(records: Ints, head: int, count: int) -> NDArray[np.int32]:
 
 
 def _described(index: Index) -> dict[str, Any]:
-    return {"kind": asdict(index.kind), "reference": index.reference}
+    return {"kind": index.kind.saved(), "reference": index.reference}
 
 
 def saved_of(captured: Capture) -> Saved:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.rules.selectors import Linear, Mixed, Selector
 from recollect.storage.base import Where
 from recollect.storage.memory.chosen import (
     LEFT,
@@ -26,9 +26,10 @@ from recollect.storage.memory.chosen import (
 from recollect.storage.memory.index_set import HIDE, SHOW, IndexSet, Plan
 from recollect.storage.memory.items import Items
 from recollect.storage.memory.matcher import Matcher
-from recollect.storage.shares import Credits, dealt, next_deal
+from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 
@@ -75,7 +76,7 @@ class Executor:
     ) -> MemoryChosen:
         """Choose n items and do to them what the verb says: SAMPLE, TAKE or EVICT."""
         slots = self._matcher.scan(where) if where is not None else None
-        if type(selector) is Mixed:
+        if isinstance(selector, Mixed):
             return self._run_mixed(selector, verb, n, where, replace, calls, slots)
         plan = self._index_set.plan(selector, verb == SAMPLE)
         return self.run(plan, verb, n, replace, calls, self._candidates(plan, where, slots))
@@ -95,7 +96,7 @@ class Executor:
         """The same from the indexes at some rows, which the kernel does."""
         index_set = self._index_set
         beta = plan.beta
-        if type(beta) is Linear:
+        if isinstance(beta, Linear):
             beta = beta.at(calls)
         if plan.aging:
             index_set.scale_for_draw(rows)
@@ -151,23 +152,12 @@ class Executor:
         calls: int,
         scanned: Ints | None,
     ) -> None:
-        """The probability of each item under the whole mixture, and its weight.
-
-        An order chooses and does not draw: to what it chose, it adds its whole share. An item
-        that left with this draw keeps the probability under the part that drew it.
-        """
+        """The probability of each item under the whole mixture, and its weight."""
         slots = chosen.slots
         here = self._items.state[slots] == layout.VISIBLE
         present = np.ascontiguousarray(slots[here])
-        mixture = np.zeros(slots.size)
-        start = 0
-        for (part, share), drawn in zip(selector.selectors, parts, strict=True):
-            own = np.zeros(slots.size, np.bool_)
-            own[start : start + (0 if drawn is None else drawn.count)] = True
-            start += 0 if drawn is None else drawn.count
-            if isinstance(part, Ordered):
-                mixture[own] += share
-                continue
+
+        def chances(part: Selector) -> Floats:
             under = np.zeros(slots.size)
             if present.size:
                 plan = self._index_set.plan(part, True)
@@ -178,14 +168,11 @@ class Executor:
                     self._items.block, self._index_set.indexes.table, rows, present, among
                 )
                 under[here] = among
-            alone = own & (under == 0.0)  # it has left, or came when only weights of zero were left
-            under[alone] = chosen.floats[PROBABILITY][alone]
-            mixture += share * under
+            return under
+
+        counts = [0 if drawn is None else drawn.count for drawn in parts]
+        mixture = in_mixture(selector, counts, chosen.floats[PROBABILITY], chances)
         chosen.floats[PROBABILITY] = mixture
-        weighing = [part for part, _ in selector.selectors if isinstance(part, Prioritized)]
-        if weighing:
-            first = weighing[0]
-            beta = first.beta.at(calls) if isinstance(first.beta, Linear) else first.beta
-            size = max(1, self._matcher.available(where)[0])
-            reference = 1.0 / size if first.normalize is None else mixture.min()
-            chosen.floats[WEIGHTS] = (mixture / reference) ** -beta
+        weights = importance_in(selector, mixture, self._matcher.available(where)[0], calls)
+        if weights is not None:
+            chosen.floats[WEIGHTS] = weights

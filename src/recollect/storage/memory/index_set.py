@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.rules.selectors import Fifo, Linear, Prioritized, Selector, parts_of
+from recollect.rules.selectors import Fifo, Linear, Proportional, Selector, parts_of
 from recollect.storage.fields import FieldValue
 from recollect.storage.memory.indexes import Index, Indexes, IndexKind
 from recollect.storage.memory.items import Items
@@ -48,7 +48,7 @@ class Plan:
         self.beta: float | Linear = 0.0
         self.stratified = self.normalize = 0
         self.aging = False
-        if isinstance(selector, Prioritized):
+        if isinstance(selector, Proportional):
             self.beta = selector.beta
             self.stratified = int(selector.stratified)
             self.normalize = NORMALIZE[selector.normalize]
@@ -92,7 +92,7 @@ class IndexSet:
             if row is None:
                 row = self.add_whole(plan.kind)
                 visible = self._items.visible()
-                self.indexes.at(row).reference_to(self._items.newest_version(visible))
+                self._refer_to_newest(self.indexes.at(row), visible)
                 self.fill(row, self._in_order(visible))
             plan.row = row
             plan.rows = np.array([row], np.int64)
@@ -123,7 +123,7 @@ class IndexSet:
         row = self.indexes.scratch
         index = self._make(plan.kind, self.indexes.table[row], dense=True)
         index.row[layout.DEPENDS] = 0
-        index.reference_to(self._items.newest_version(slots))
+        self._refer_to_newest(index, slots)
         self._give_room(index, None, slots.size)
         self.fill(row, self._in_order(slots))
         self._scratch = index  # its arrays must live as long as the row points to them
@@ -168,8 +168,9 @@ class IndexSet:
             depends = self.bit(kind.by) if kind.by != "seq" else 0
             depends |= layout.DEPENDS_TIMES if kind.leveled else 0
         elif kind.kind == layout.WEIGHT:
-            self._items.use_priorities()
-            depends = layout.DEPENDS_PRIORITY
+            depends = self.bit(kind.by)
+            if kind.by == "priority":
+                self._items.use_priorities()
             if kind.half_life is not None:
                 depends |= layout.DEPENDS_VERSION
                 self._items.field("version")
@@ -185,10 +186,16 @@ class IndexSet:
     def _make_for_partition(self, kind: IndexKind) -> Index:
         index = self._make(kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=True)
         like = [i for i in self.indexes if i.kind == kind]
-        index.reference_to(
-            like[0].reference if like else self._items.newest_version(self._items.visible())
-        )
+        if like:
+            index.reference_to(like[0].reference)
+        else:
+            self._refer_to_newest(index, self._items.visible())
         return index
+
+    def _refer_to_newest(self, index: Index, slots: Ints) -> None:
+        """Items are about to enter an index: its weights, if they age, begin with the newest."""
+        if index.kind.half_life is not None:
+            index.reference = self._items.newest_version(slots, index.kind.by)
 
     def family(self, kind: IndexKind) -> int:
         """The number of an index that every partition keeps, made when it is first needed."""
@@ -236,15 +243,15 @@ class IndexSet:
     def _give_room(self, index: Index, family: dict[int, Array] | None, members: int) -> None:
         index.resize_slots(self._items.now[layout.SLOTS], family)
         index.reserve(members)
-        if self.counts_zeros:
+        if self.counts_zeros or index.kind.by != "priority":
             index.count_zeros()
         self._refresh(index)
 
     def _refresh(self, index: Index) -> None:
         """After arrays were replaced: find its values again, add up its weights again."""
-        if index.kind.kind == layout.ORDER:
-            index.set_value(self._items.order_value(index.kind.by))
-        elif index.kind.kind == layout.WEIGHT:
+        if index.kind.kind != layout.UNIFORM:
+            index.set_value(self._items.indexed_value(index.kind.by))
+        if index.kind.kind == layout.WEIGHT:
             self._kernels.rebuild_trees(index.row)
 
     def fill(self, row: int, slots: Ints) -> None:
@@ -369,7 +376,8 @@ class IndexSet:
         total = sum(self.indexes.at(row).total for row in drawn)
         if len(references) == 1 and total > VANISHING:
             return
-        newest = max(self._items.newest_version(self._members(row)) for row in drawn)
+        by = self.indexes.at(drawn[0]).kind.by
+        newest = max(self._items.newest_version(self._members(row), by) for row in drawn)
         for row in drawn:
             if self.indexes.at(row).reference != newest:
                 self._rescale(row, newest)

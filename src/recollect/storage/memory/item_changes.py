@@ -1,6 +1,6 @@
 """Items in memory that change: their fields, and rows that are stored again.
 
-An index finds items by what it has seen of them, so items leave the indexes that depend on what
+An order finds an item by what it has seen of it, so items leave the orders that depend on what
 changes, and enter them again when it has changed.
 """
 
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from recollect.data.schema import Rows
 from recollect.kernels import layout
-from recollect.storage.memory.index_set import ADD, HIDE, REMOVE, SHOW, IndexSet
+from recollect.storage.memory.index_set import ADD, CHANGE, HIDE, REMOVE, SHOW, IndexSet
 from recollect.storage.memory.items import Items
 from recollect.storage.memory.row_stores import RowStores
+from recollect.storage.row_segment import spread
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -32,7 +33,7 @@ class ItemChanges:
         self._kernels = kernels
 
     def update(self, slots: Ints, fields: Mapping[str, Any]) -> None:
-        """Take items out of the indexes that depend on what changes, change it, add them again."""
+        """Change fields: orders find items by them, weights are only computed anew."""
         last = _last_of_each(slots)
         fields = {name: selected(value, last, slots.size) for name, value in fields.items()}
         slots = slots[last]
@@ -42,7 +43,10 @@ class ItemChanges:
             depends |= self._index_set.bit(name)
         visible = self._items.still_visible(slots)
         self._index_set.expect_versions(fields)
-        self._index_set.arrange(visible, HIDE if moving else REMOVE, 0 if moving else depends)
+        ordered = any(self._index_set.orders_by(name) for name in fields)
+        leave, enter = (HIDE, SHOW) if moving else (REMOVE, ADD) if ordered else (0, CHANGE)
+        if leave:
+            self._index_set.arrange(visible, leave, 0 if moving else depends)
         for name, value in fields.items():
             if name == "priority":
                 self._index_set.expect(value)
@@ -52,7 +56,7 @@ class ItemChanges:
                 self._items.field(name).write(slots, value)
         if moving:
             self._move(slots)
-        self._index_set.arrange(visible, SHOW if moving else ADD, 0 if moving else depends)
+        self._index_set.arrange(visible, enter, 0 if moving else depends)
 
     def _move(self, slots: Ints) -> None:
         """Items have other values now in the fields that partitions go by."""
@@ -69,9 +73,7 @@ class ItemChanges:
         visible = self._items.still_visible(slots)
         depends = self._index_set.bit("nbytes") | self._index_set.bit("rows")
         self._index_set.arrange(visible, REMOVE, depends)
-        locations, _ = store.append(rows, per_item, slots.size)
-        if locations.size != slots.size:
-            locations = locations[0] + np.cumsum(per_item) - per_item
+        locations = spread(store.append(rows, per_item, slots.size)[0], per_item, slots.size)
         before = items.rows(slots)
         store.give_up(items.location[slots], before)
         items.location[slots] = locations

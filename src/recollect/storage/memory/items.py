@@ -17,7 +17,7 @@ from recollect.kernels import layout
 from recollect.rules.query import FieldType, FieldValues
 from recollect.storage.buffers import aligned_zeros
 from recollect.storage.fields import BUILT_IN, FieldArray, FieldValue
-from recollect.storage.memory.indexes import OrderValue
+from recollect.storage.memory.indexes import IndexedValue
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -268,12 +268,13 @@ class Items:
             counters = self.key[slots] & np.uint64(layout.COUNTER_MASK)
             self.owned[layout.A_SEQ][slots] = counters.astype(np.int64)
 
-    def newest_version(self, slots: Ints) -> float:
-        """The highest version among items of positive priority, 0 where there is none."""
+    def newest_version(self, slots: Ints, by: str) -> float:
+        """The highest version among items that a field gives weight, 0 where there is none."""
         version = self.fields.get("version")
         if version is None:
             return 0.0
-        return float(version.array[slots[self.priority[slots] > 0.0]].max(initial=0))
+        positive = self.values(by, slots).values > 0  # no marker of an absent value is
+        return float(version.array[slots[positive]].max(initial=0))
 
     def values(self, name: str, slots: Ints) -> FieldValues:
         """A field of some items, as queries want it."""
@@ -307,16 +308,16 @@ class Items:
             None if v is None or v != v or v == absent else v for v in field.read(slots).tolist()
         ]
 
-    def order_value(self, by: str) -> OrderValue:
-        """Where an order by a field finds its values."""
+    def indexed_value(self, by: str) -> IndexedValue:
+        """Where an order or a weight by a field finds its values."""
         if by in _RECORDED:
-            return OrderValue(_RECORDED[by])
+            return IndexedValue(_RECORDED[by])
         if by == "inserted_at":
-            return OrderValue(layout.BY_FLOAT64, self.owned[layout.A_INSERTED])
+            return IndexedValue(layout.BY_FLOAT64, self.owned[layout.A_INSERTED])
         field = self.field(by)
         kinds = {"int": layout.BY_INT64, "float": layout.BY_FLOAT64, "bool": layout.BY_INT8}
         absent = 0 if field.kind == "float" else int(field.absent)
-        return OrderValue(kinds[field.kind], field.array, absent)
+        return IndexedValue(kinds[field.kind], field.array, absent)
 
 
 _BY_SLOT: dict[int, tuple[Any, Any]] = {

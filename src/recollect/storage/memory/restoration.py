@@ -22,7 +22,7 @@ from recollect.storage.memory.indexes import IndexKind
 from recollect.storage.memory.saved_items import FIXED, Saved
 from recollect.storage.memory.slot_runs import Runs, rises
 from recollect.storage.memory.storage import MemoryStorage
-from recollect.storage.row_segment import Stretch
+from recollect.storage.row_segment import Stretch, spread
 from recollect.storage.rows import RowStore
 
 Ints = NDArray[np.int64]
@@ -179,11 +179,12 @@ def _restore_rows(storage: MemoryStorage, slots: Ints, batches: Iterable[Batch])
         per_item = items.rows(here)
         alike = ONE_ROW if layout.A_ROWS not in items.owned else per_item
         locations, _ = rows.append(_rows_of(batch, rows.schema), alike, count)
-        items.location[here] = _spread(locations, per_item)
+        items.location[here] = spread(locations, per_item, count)
         if shared is not None:
             cells = _rows_of(batch.shared, shared.schema)
-            ones = np.ones(count, np.int32)
-            items.owned[layout.A_SHARED][here] = _spread(shared.append(cells, ones, count)[0], ones)
+            items.owned[layout.A_SHARED][here] = spread(
+                shared.append(cells, ONE_ROW, count)[0], ONE_ROW, count
+            )
         done += count
     storage.stores.show()
 
@@ -196,13 +197,6 @@ def _rows_of(columns: Any, schema: Schema) -> Rows:
     return Rows(count, arrays, [present.get(name) for name in schema.columns])
 
 
-def _spread(locations: Ints, per_item: NDArray[np.int32]) -> Ints:
-    if locations.size == per_item.size:
-        return locations
-    starts: Ints = locations[0] + np.cumsum(per_item, dtype=np.int64) - per_item
-    return starts
-
-
 def _restore_indexes(storage: MemoryStorage, saved: Saved) -> None:
     """Make the same indexes again, dense ones with their members in the same order."""
     items, index_set, numbers = storage.items, storage.index_set, saved.numbers
@@ -213,9 +207,9 @@ def _restore_indexes(storage: MemoryStorage, saved: Saved) -> None:
     if not rises(arrival):
         slots = slots[np.argsort(arrival, kind="stable")]
     for entry in numbers["whole"]:
-        index_set.add_whole(IndexKind(**entry["kind"]))
+        index_set.add_whole(IndexKind.of_saved(entry["kind"]))
     for kind in numbers["families"]:
-        index_set.family(IndexKind(**kind))
+        index_set.family(IndexKind.of_saved(kind))
     for values in numbers["partitions"]:
         index_set.partition(tuple(values))
     partition = np.zeros(slots.size, np.int32)

@@ -305,8 +305,9 @@ class SqlStorage:
         limit = self._layout.max_times_sampled
         worn: list[int] = []
         if isinstance(selector, Mixed):
-            drawn, worn = self._choosing.sample_mixed(selector, n, wanted, replace, calls, limit)
-            rows = self._choosing.fetch(drawn.keys)
+            drawn, worn, rows = self._choosing.sample_mixed(
+                selector, n, wanted, replace, calls, limit
+            )
             sampled: Any = 0
         else:
             drawn = self._choosing.draw(selector, n, wanted, replace, calls, limit)
