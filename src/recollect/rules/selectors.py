@@ -29,6 +29,7 @@ __all__ = [
     "Smallest",
     "StalestFirst",
     "Uniform",
+    "Weighted",
 ]
 
 
@@ -234,6 +235,39 @@ class Prioritized(Proportional):
     @property
     def by(self) -> str:
         return "priority"
+
+
+@dataclass(frozen=True)
+class Weighted(Proportional):
+    """An item with a probability in proportion to field ** alpha, of a numeric field or tag.
+
+    The fields are `priority`, `times_sampled`, `version`, `rows`, `nbytes` and tags of numbers. An
+    item without a value weighs nothing, as if it were 0: it is never drawn while another weighs
+    something. Negative and infinite values are refused where they are inserted or updated. The
+    other arguments are those of `Prioritized`.
+
+    >>> import recollect as rc
+    >>> sampler = rc.Weighted("score")
+    >>> table = rc.Table("t", capacity=9, sampler=sampler, tags={"score": float}, seed=0)
+    >>> keys = table.insert({"x": [0, 1, 2, 3]}, score=[None, 0.0, 1.0, 3.0])
+    >>> table.sample(4)["x"]
+    array([2, 3, 3, 3])
+    """
+
+    field: str
+    alpha: float = 1.0
+    beta: float | Linear = 0.4
+    half_life: float | None = None
+    stratified: bool = True
+    normalize: str | None = "batch"
+
+    def __post_init__(self) -> None:
+        _check_name(self, self.field)
+        super().__post_init__()
+
+    @property
+    def by(self) -> str:
+        return self.field
 
 
 @dataclass(frozen=True)

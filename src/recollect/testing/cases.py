@@ -13,12 +13,14 @@ from recollect.testing.model import Item, Predicate
 
 TASKS = ("math", "code", "chat", None)
 STATUSES = ("done", "failed", None)
-TAGS = {"score": float, "level": int, "hard": bool, "kind": str}
+TAGS = {"score": float, "level": int, "hard": bool, "kind": str, "worth": float, "size": int}
 TAG_VALUES: dict[str, tuple[Any, ...]] = {
     "score": (0.0, -0.5, 0.25, 3.5, None),
     "level": (-2, 0, 1, 7, None),
     "hard": (True, False, None),
     "kind": ("a", "b", "", None),
+    "worth": (0.0, 0.5, 2.0, 7.0, None),  # never negative: items may be weighed by it
+    "size": (3, 0, 1, None),
 }
 PRIORITIES = (0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 7.5)
 
@@ -52,6 +54,12 @@ CHANCES: list[rc.Selector] = [
     rc.Prioritized(alpha=0.0, beta=rc.Linear(0.4, 1.0, 10), normalize="table"),
     rc.Prioritized(alpha=2.0, normalize="table"),
     rc.Prioritized(alpha=1.0, half_life=2.0),
+    rc.Weighted("worth"),
+    rc.Weighted("size", alpha=0.5, beta=1.0, stratified=False, normalize=None),
+    rc.Weighted("worth", alpha=2.0, half_life=1.0, normalize="table"),
+    rc.Weighted("times_sampled", normalize="table"),
+    rc.Weighted("hard"),
+    rc.Weighted("nbytes", alpha=2.0),
     rc.Prioritized(half_life=0.5, normalize="table", stratified=False),
 ]
 MIXTURES: list[rc.Selector] = [
@@ -59,6 +67,8 @@ MIXTURES: list[rc.Selector] = [
     rc.Mixed(((rc.Prioritized(), 0.7), (rc.Fifo(), 0.3))),
     rc.Mixed(((rc.Smallest("priority"), 0.6), (rc.Largest("version"), 0.4))),
     rc.Mixed(((rc.Uniform(), 1), (rc.Prioritized(alpha=1.0), 1), (rc.StalestFirst(), 1))),
+    rc.Mixed(((rc.Weighted("worth"), 0.5), (rc.Prioritized(), 0.25), (rc.Fifo(), 0.25))),
+    rc.Mixed(((rc.Weighted("times_sampled"), 0.5), (rc.Weighted("rows"), 0.5))),
 ]
 REMOVERS: list[rc.Selector] = [
     rc.Fifo(),
@@ -68,6 +78,8 @@ REMOVERS: list[rc.Selector] = [
     rc.StalestFirst(),
     rc.Uniform(),
     rc.Prioritized(alpha=1.0),
+    rc.Weighted("times_sampled"),
+    rc.Weighted("worth", alpha=0.5),
     rc.Mixed(((rc.Smallest("score"), 0.5), (rc.Fifo(), 0.5))),
 ]
 # Text that would do harm in a language that a storage might write its queries in.
