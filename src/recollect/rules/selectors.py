@@ -34,7 +34,11 @@ __all__ = [
 
 
 class Selector:
-    """Base of all selectors."""
+    """Base of all selectors.
+
+    A selector of one's own is an `Ordered` or a `Proportional` and says by which field: storages
+    execute nothing else.
+    """
 
 
 class Ordered(Selector):

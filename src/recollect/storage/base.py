@@ -353,3 +353,12 @@ class Dealer(Protocol):
     def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
         """How many of the next n draws each part of a sampler gets; this changes nothing."""
         ...
+
+
+@runtime_checkable
+class OwnSelectors(Protocol):
+    """A storage that executes other selectors than orders, weights, `Uniform` and mixtures."""
+
+    def executes(self, selector: Selector) -> bool:
+        """Whether it executes a selector of a user's own; a table refuses the others."""
+        ...

@@ -155,10 +155,10 @@ class Table:
         self._fields = {**BUILT_IN, **self._tags}
         self.partition_by = checked_partition(partition_by, self._tags)
         self._sampler = checked_selector(
-            "sampler", Uniform() if sampler is None else sampler, self._fields
+            "sampler", Uniform() if sampler is None else sampler, self._fields, storage
         )
         self._remover = checked_selector(
-            "remover", Fifo() if remover is None else remover, self._fields
+            "remover", Fifo() if remover is None else remover, self._fields, storage
         )
         self._ages = selectors_age(self._sampler, self._remover)
         self._alpha = largest_alpha(self._sampler, self._remover)
@@ -832,7 +832,8 @@ class Table:
 
     @sampler.setter
     def sampler(self, sampler: Selector) -> None:
-        self._set_selectors(checked_selector("sampler", sampler, self._fields), self._remover)
+        checked = checked_selector("sampler", sampler, self._fields, self._storage)
+        self._set_selectors(checked, self._remover)
 
     @property
     def remover(self) -> Selector:
@@ -841,7 +842,8 @@ class Table:
 
     @remover.setter
     def remover(self, remover: Selector) -> None:
-        self._set_selectors(self._sampler, checked_selector("remover", remover, self._fields))
+        checked = checked_selector("remover", remover, self._fields, self._storage)
+        self._set_selectors(self._sampler, checked)
 
     def _set_selectors(self, sampler: Selector, remover: Selector) -> None:
         with self._transaction():

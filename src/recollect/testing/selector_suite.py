@@ -106,6 +106,26 @@ class SelectorTests(StorageTests):
             pair.take(2, MATH, lambda i: i.value("task") == "math")
             pair.take(5)
 
+    def test_a_selector_that_it_does_not_know_is_refused(self) -> None:
+        """Whoever says nothing of what comes next is not drawn uniformly in silence."""
+
+        class Unknown(rc.Selector):
+            pass
+
+        storage = self.new_storage()
+        table = rc.Table("t", capacity=3, storage=storage)
+        table.insert({"x": [1, 2, 3]})
+        with storage.transaction():
+            for call in (
+                lambda: storage.sample(Unknown(), 1, None, True, 0),
+                lambda: storage.sample(Unknown(), 1, None, False, 0),
+                lambda: storage.take(Unknown(), 1, None, hide=True),
+                lambda: storage.evict(Unknown(), 1, 0, False),
+            ):
+                with pytest.raises(rc.InvalidValue, match="Unknown is no order and no weight"):
+                    call()
+        assert len(table) == 3
+
     def test_sampling_in_order_walks_through_the_table(self) -> None:
         table = self.table(sampler=rc.Fifo(), capacity=5)
         table.insert({"x": [0, 1, 2, 3, 4]})

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.optional import optional
-from recollect.rules.selectors import Mixed, Ordered, Proportional, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Mixed, Ordered, Proportional, Selector, Uniform
 from recollect.storage.frame.items import ItemFrame
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
 
@@ -123,8 +124,10 @@ class Choosing:
     # -- chance -----------------------------------------------------------------------------------
     def _logarithms(self, selector: Selector, candidates: Ints) -> Floats:
         """The logarithm of each item's weight; minus infinity for a weight of zero."""
-        if not isinstance(selector, Proportional):
+        if isinstance(selector, Uniform):
             return np.zeros(candidates.size)
+        if not isinstance(selector, Proportional):
+            raise unexecutable(selector)
         values = self._items.column(selector.by, candidates)
         positive = values > 0  # no marker of an absent value is
         weights = np.full(candidates.size, -np.inf)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
+from recollect.rules.natures import NATURES
 from recollect.rules.selectors import Fifo, Linear, Proportional, Selector, parts_of
 from recollect.storage.fields import FieldValue
 from recollect.storage.memory.indexes import Index, Indexes, IndexKind
@@ -156,7 +157,7 @@ class IndexSet:
 
     def keep_for(self, selectors: list[Selector]) -> None:
         """Forget the indexes that none of these selectors uses."""
-        parts = parts_of(*selectors)
+        parts = [part for part in parts_of(*selectors) if isinstance(part, NATURES)]
         kinds = {IndexKind.of(part, staying=staying) for part in parts for staying in (True, False)}
         self.indexes.keep(kinds)
         self._plans.clear()

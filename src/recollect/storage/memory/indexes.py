@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.rules.selectors import Ordered, Proportional, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Ordered, Proportional, Selector, Uniform
 from recollect.storage.buffers import aligned_zeros
 
 Ints = NDArray[np.int64]
@@ -48,7 +49,9 @@ class IndexKind:
                 half_life=selector.half_life,
                 smallest=selector.normalize == "table",
             )
-        return cls(layout.UNIFORM)
+        if isinstance(selector, Uniform):
+            return cls(layout.UNIFORM)
+        raise unexecutable(selector)
 
     def saved(self) -> dict[str, Any]:
         """As plain data; a weight by priority as it was written when there was no other."""

@@ -26,7 +26,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from recollect.rules.selectors import Proportional, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Proportional, Selector, Uniform
 from recollect.storage.sql.statements import Statements, Wanted
 
 Floats = NDArray[np.float64]
@@ -112,11 +113,13 @@ class Drawing:
     # -- weights ----------------------------------------------------------------------------------
     def weigh(self, selector: Selector, wanted: Wanted, parameters: Parameters) -> Weights:
         """Look at the weights of all that are wanted."""
-        if not isinstance(selector, Proportional):
+        if isinstance(selector, Uniform):
             counted = self._one(
                 ("count", wanted), lambda: self._select(wanted, sa.func.count()), parameters
             )
             return Weights(counted[0], 0)
+        if not isinstance(selector, Proportional):
+            raise unexecutable(selector)
         by = selector.by
         row = self._one(("highest", by, wanted), lambda: self._highest(by, wanted), parameters)
         weights = Weights(row[0], row[1], by, alpha=float(selector.alpha))
