@@ -71,7 +71,7 @@ def test_runs_and_rises_say_what_numpy_says(chunk: int, monkeypatch: pytest.Monk
         assert slot_runs.rises(numbers) == bool((np.diff(numbers) >= 0).all())
         places = rng.permutation(60)[:n] if rng.random() < 0.5 else np.arange(n) + 7
         values, found = rng.integers(1, 9, n), np.zeros(80, np.int64)
-        runs = slot_runs.Runs(places.astype(np.int64))
+        runs = slot_runs.SlotRuns(places.astype(np.int64))
         runs.put(found, values)
         expected = np.zeros(80, np.int64)
         expected[places] = values

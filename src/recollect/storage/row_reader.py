@@ -49,7 +49,7 @@ class Cell:
         self.nothing = np.empty((0, *self.shape), self.element)  # the values where no row has any
 
 
-class Reading:
+class ReadPlan:
     """Which columns are read, worked out once for all readers: the columns of a store, or some."""
 
     __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
@@ -83,7 +83,7 @@ class Reader:
         self,
         kernels: Any,
         columns: Sequence[Column],
-        reading: Reading,
+        reading: ReadPlan,
         directory: Directory,
         locations: Ints,
         per_item: NDArray[np.int32] | None,
@@ -180,10 +180,10 @@ class Reader:
             self._kernels.rows.take_fixed(base, stride, row, begin, end, reading.table, id(arrays))
         return dict(zip(reading.names, arrays, strict=True)), None
 
-    def _only(self, names: Sequence[str]) -> Reading:
+    def _only(self, names: Sequence[str]) -> ReadPlan:
         places = [self._reading.names.index(name) for name in names]
         columns = [self._columns[place] for place in places]
-        return Reading(list(names), columns, self._reading.whole, places)
+        return ReadPlan(list(names), columns, self._reading.whole, places)
 
     def payload(self) -> Ints:
         """Bytes of payload of each row."""
@@ -196,7 +196,7 @@ class Reader:
         total: Ints = fixed + sizes @ np.diff(offsets)
         return total
 
-    def _measure(self, reading: Reading, locations: Ints) -> tuple[Ints, NDArray[np.int8]]:
+    def _measure(self, reading: ReadPlan, locations: Ints) -> tuple[Ints, NDArray[np.int8]]:
         """Offsets and presence of the varying columns."""
         offsets = np.empty((len(reading.varying), len(locations) + 1), np.int64)
         flags = np.empty((len(reading.varying), len(locations)), np.int8)
@@ -218,7 +218,7 @@ class Gathering:
         self,
         kernels: Any,
         directory: Directory,
-        reading: Reading,
+        reading: ReadPlan,
         locations: Ints,
         allocate: Allocate,
     ) -> None:

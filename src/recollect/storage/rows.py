@@ -20,7 +20,7 @@ from recollect.data.schema import Column, Rows, Schema
 from recollect.kernels import layout
 from recollect.storage.base import ONE_ROW
 from recollect.storage.buffers import BufferPool
-from recollect.storage.row_reader import Directory, Reader, Reading
+from recollect.storage.row_reader import Directory, Reader, ReadPlan
 from recollect.storage.row_segment import Segment, Stretch, spread
 
 Ints = NDArray[np.int64]
@@ -77,7 +77,7 @@ class RowStore:
         self.stride = (offset + 3) & ~3 if self.varying else max(offset, 1)
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
-        self.reading = Reading(self.names, self.columns, table, range(len(table)))
+        self.reading = ReadPlan(self.names, self.columns, table, range(len(table)))
         self.row_bytes = np.array([self.fixed_bytes], np.int64)
         self._location = np.zeros(1, np.int64)  # what append returns for a single stretch,
         self._stretch = np.zeros((1, layout.STRETCH_BLOCK), np.int64)  # and claim

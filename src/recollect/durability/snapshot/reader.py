@@ -34,7 +34,7 @@ from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_MASK
 from recollect.storage.memory.restoration import Pieces
 from recollect.storage.memory.saved_items import FIXED, Saved, absent_value, records_of
-from recollect.storage.memory.slot_runs import Runs
+from recollect.storage.memory.slot_runs import SlotRuns
 
 log = logging.getLogger("recollect")
 
@@ -546,7 +546,7 @@ def ledger_of(
         place[segments[number].living()] = places if here is None else places[here]
     items = _joined(entry["segments"], columns, alive, {})
     by_slot = {}
-    runs = Runs(items["slot"])
+    runs = SlotRuns(items["slot"])
     for name, values in items.items():
         if name not in ("slot", "inserted_at", *_NEVER_CHANGE):
             by_slot[name] = np.zeros(slots, values.dtype)

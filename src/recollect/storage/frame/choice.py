@@ -27,7 +27,7 @@ NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass
-class Draw:
+class FrameDraw:
     """Positions that were chosen, with what probability, and those that leave by it."""
 
     positions: Ints
@@ -36,7 +36,7 @@ class Draw:
     worn: Ints
 
 
-class Choosing:
+class FrameExecutor:
     """Executes selectors on a frame. Its caller holds the lock."""
 
     def __init__(self, items: ItemFrame, seed: int | None, max_times_sampled: int) -> None:
@@ -53,7 +53,7 @@ class Choosing:
 
     def sample(
         self, selector: Selector, n: int, candidates: Ints, replace: bool, calls: int
-    ) -> Draw:
+    ) -> FrameDraw:
         """Draw n items that stay, and count it."""
         if isinstance(selector, Mixed):
             return self._sample_mixed(selector, n, candidates, replace, calls)
@@ -65,9 +65,11 @@ class Choosing:
         else:
             drawn, probability = self._draw_different(selector, n, candidates)
         weights = self._importance(selector, probability, candidates, calls)
-        return Draw(drawn, probability, weights, self._count(drawn))
+        return FrameDraw(drawn, probability, weights, self._count(drawn))
 
-    def withdraw(self, selector: Selector, n: int, candidates: Ints, *, evicting: bool) -> Draw:
+    def withdraw(
+        self, selector: Selector, n: int, candidates: Ints, *, evicting: bool
+    ) -> FrameDraw:
         """Choose n different items that are to be hidden or removed."""
         if not isinstance(selector, Mixed):
             if isinstance(selector, Ordered):
@@ -75,7 +77,7 @@ class Choosing:
             else:
                 chosen, probability = self._draw_different(selector, n, candidates)
             weights = self._importance(selector, probability, candidates, 0)
-            return Draw(chosen, probability, weights, NONE)
+            return FrameDraw(chosen, probability, weights, NONE)
         parts = []
         for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
@@ -220,11 +222,11 @@ class Choosing:
     # -- mixtures ---------------------------------------------------------------------------------
     def _sample_mixed(
         self, selector: Mixed, n: int, candidates: Ints, replace: bool, calls: int
-    ) -> Draw:
+    ) -> FrameDraw:
         left = candidates
-        parts: list[Draw] = []
+        parts: list[FrameDraw] = []
         for part, count in dealt(self._credits, selector, n, evicting=False):
-            draw = Draw(NONE, np.zeros(0), np.zeros(0), NONE)
+            draw = FrameDraw(NONE, np.zeros(0), np.zeros(0), NONE)
             if count:
                 draw = self.sample(part, count, left, replace, calls)
                 left = _without(left, draw.worn if replace else draw.positions)
@@ -260,8 +262,8 @@ def _without(positions: Ints, others: Ints) -> Ints:
     return positions[~np.isin(positions, others)] if others.size else positions
 
 
-def _joined(parts: list[Draw]) -> Draw:
-    return Draw(
+def _joined(parts: list[FrameDraw]) -> FrameDraw:
+    return FrameDraw(
         np.concatenate([part.positions for part in parts]),
         np.concatenate([part.probability for part in parts]),
         np.concatenate([part.weights for part in parts]),

@@ -1,7 +1,7 @@
 """Items in a pandas DataFrame, for those who want to look into their table with pandas.
 
-Fields are columns of one frame (`frame_items`), selectors and queries are executed on its columns
-(`frame_choosing`), and payload lives in the same append-only segments as in memory (`rows`), to
+Fields are columns of one frame (`frame.items`), selectors and queries are executed on its columns
+(`frame.choice`), and payload lives in the same append-only segments as in memory (`rows`), to
 which the frame holds locations.
 """
 
@@ -23,7 +23,7 @@ from recollect.kernels.load import load
 from recollect.rules.selectors import Mixed, Selector
 from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
-from recollect.storage.frame.choice import Choosing, Draw
+from recollect.storage.frame.choice import FrameDraw, FrameExecutor
 from recollect.storage.frame.chosen import FrameChosen
 from recollect.storage.frame.items import HIDDEN, VISIBLE, ItemFrame
 from recollect.storage.frame.partitions import FramePartitions
@@ -67,7 +67,7 @@ class FrameStorage:
         self._layout = layout
         self._kernels = load()
         self._items = ItemFrame(layout.fields)
-        self._choosing = Choosing(self._items, layout.seed, layout.max_times_sampled)
+        self._executor = FrameExecutor(self._items, layout.seed, layout.max_times_sampled)
         self._partitions = FramePartitions(layout.partition_by, self._items)
         self._pool = BufferPool(SEGMENTS)
         self._rows: RowStore | None = None
@@ -191,9 +191,9 @@ class FrameStorage:
 
     # -- choosing ---------------------------------------------------------------------------------
     def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
-        return self._choosing.next_deal(mixture, n)
+        return self._executor.next_deal(mixture, n)
 
-    def _chosen(self, draw: Draw) -> FrameChosen:
+    def _chosen(self, draw: FrameDraw) -> FrameChosen:
         """Chosen items with all that is known of them now, readable without the lock."""
         items, positions = self._items, draw.positions
         assert self._rows is not None
@@ -222,13 +222,15 @@ class FrameStorage:
     def _named(self, positions: Ints) -> FrameChosen:
         """Items that were named, not drawn."""
         probability = np.full(positions.size, 1.0 / max(1, self._items.live))
-        return self._chosen(Draw(positions, probability, np.ones(positions.size), positions[:0]))
+        return self._chosen(
+            FrameDraw(positions, probability, np.ones(positions.size), positions[:0])
+        )
 
     def sample(
         self, selector: Selector, n: int, where: Where | None, replace: bool, calls: int
     ) -> FrameChosen:
         candidates = self._matching(where, visible=True)
-        draw = self._choosing.sample(selector, n, candidates, replace, calls)
+        draw = self._executor.sample(selector, n, candidates, replace, calls)
         chosen = self._chosen(draw)
         if draw.worn.size:
             chosen.worn = self._named(draw.worn)
@@ -237,7 +239,7 @@ class FrameStorage:
 
     def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> FrameChosen:
         candidates = self._matching(where, visible=True)
-        draw = self._choosing.withdraw(selector, n, candidates, evicting=False)
+        draw = self._executor.withdraw(selector, n, candidates, evicting=False)
         times = self._items["times_sampled"][draw.positions] + 1
         self._items.write("times_sampled", draw.positions, times)
         chosen = self._chosen(draw)
@@ -254,7 +256,7 @@ class FrameStorage:
         kept: list[FrameChosen] = []
         goal = self.nbytes - nbytes
         while n > 0 or (nbytes > 0 and self.nbytes > goal):
-            draw = self._choosing.withdraw(
+            draw = self._executor.withdraw(
                 selector, max(n, 1), self._items.visible(), evicting=True
             )
             if keep:

@@ -23,7 +23,7 @@ from recollect.storage.memory.chosen import (
     MemoryChosen,
     joined,
 )
-from recollect.storage.memory.index_set import HIDE, SHOW, IndexSet, Plan
+from recollect.storage.memory.index_set import HIDE, SHOW, IndexSet, SelectorPlan
 from recollect.storage.memory.items import Items
 from recollect.storage.memory.matcher import Matcher
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 
 
-class Executor:
+class MemoryExecutor:
     """Executes the selectors of one table in memory. Its caller holds the lock."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Executor:
         plan = self._index_set.plan(selector, verb == SAMPLE)
         return self.run(plan, verb, n, replace, calls, self._candidates(plan, where, slots))
 
-    def _candidates(self, plan: Plan, where: Where | None, slots: Ints | None) -> Ints:
+    def _candidates(self, plan: SelectorPlan, where: Where | None, slots: Ints | None) -> Ints:
         """The rows of the indexes that a selector draws from; `slots` are what a scan found."""
         if where is None:
             return plan.rows if plan.rows is not None else self._index_set.rows_over_all(plan)
@@ -91,7 +91,7 @@ class Executor:
         return self._index_set.rows_in(plan, admitted)
 
     def run(
-        self, plan: Plan, verb: int, n: int, replace: bool, calls: int, rows: Ints
+        self, plan: SelectorPlan, verb: int, n: int, replace: bool, calls: int, rows: Ints
     ) -> MemoryChosen:
         """The same from the indexes at some rows, which the kernel does."""
         index_set = self._index_set

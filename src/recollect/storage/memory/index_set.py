@@ -17,7 +17,7 @@ from recollect.kernels import layout
 from recollect.rules.natures import NATURES
 from recollect.rules.selectors import Fifo, Linear, Proportional, Selector, parts_of
 from recollect.storage.fields import FieldValue
-from recollect.storage.memory.indexes import Index, Indexes, IndexKind
+from recollect.storage.memory.indexes import Index, IndexKind, IndexTable
 from recollect.storage.memory.items import Items
 from recollect.storage.partition_counts import Partitions
 
@@ -36,7 +36,7 @@ NO_SLOTS = np.zeros(0, np.int64)
 FILLED = 1 << 14  # items that enter a new index at a time: scratch memory stays small
 
 
-class Plan:
+class SelectorPlan:
     """How a selector is executed: worked out once."""
 
     __slots__ = ("aging", "beta", "kind", "normalize", "row", "rows", "selector", "stratified")
@@ -64,9 +64,9 @@ class IndexSet:
         self._kernels = kernels.items
         self._saving = kernels.captures
         self.partitions = Partitions(partition_by, items.block)
-        self.indexes = Indexes(items.block)
+        self.indexes = IndexTable(items.block)
         self.work: Ints = np.zeros(1024, np.int64)
-        self._plans: dict[tuple[int, bool], Plan] = {}
+        self._plans: dict[tuple[int, bool], SelectorPlan] = {}
         self.counts_zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
         self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
@@ -80,13 +80,13 @@ class IndexSet:
             items.keep(layout.A_PARTITION)
 
     # -- finding the indexes for a call -----------------------------------------------------------
-    def plan(self, selector: Selector, staying: bool) -> Plan:
+    def plan(self, selector: Selector, staying: bool) -> SelectorPlan:
         plan = self._plans.get((id(selector), staying))
         if plan is None:
-            plan = self._plans[id(selector), staying] = Plan(selector, staying)
+            plan = self._plans[id(selector), staying] = SelectorPlan(selector, staying)
         return plan
 
-    def rows_over_all(self, plan: Plan) -> Ints:
+    def rows_over_all(self, plan: SelectorPlan) -> Ints:
         """The index over all items."""
         if plan.rows is None:
             row = self.indexes.find(plan.kind)
@@ -99,7 +99,7 @@ class IndexSet:
             plan.rows = np.array([row], np.int64)
         return plan.rows
 
-    def rows_in(self, plan: Plan, partitions: list[int]) -> Ints:
+    def rows_in(self, plan: SelectorPlan, partitions: list[int]) -> Ints:
         """The indexes of some partitions, those without items left out."""
         family = self.family(plan.kind)
         rows = [self.indexes.row_of(number, family) for number in partitions]
@@ -117,7 +117,7 @@ class IndexSet:
         members = [index.arrays[layout.A_MEMBERS][: index.count] for index in kept]
         return np.sort(np.concatenate([NO_SLOTS, *members]))
 
-    def rows_of(self, plan: Plan, slots: Ints) -> Ints:
+    def rows_of(self, plan: SelectorPlan, slots: Ints) -> Ints:
         """An index of just these items, for one call."""
         if not slots.size:
             return np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
 """Indexes: what the memory storage keeps so that a selector finds its item without a scan.
 
 `IndexKind` says what an index orders or weighs; it is made from a selector. `Index` owns the
-arrays of one index and one row of the index table, which kernels read and write. `Indexes`
+arrays of one index and one row of the index table, which kernels read and write. `IndexTable`
 holds the rows of all: those over all items, and those kept once per partition.
 """
 
@@ -202,7 +202,7 @@ class Index:
             self.reference = version
 
 
-class Indexes:
+class IndexTable:
     """All indexes of a table, and the table of rows that kernels get.
 
     Rows: the indexes over all items, then for each partition one per family, then one row for

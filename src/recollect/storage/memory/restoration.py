@@ -20,7 +20,7 @@ from recollect.storage.fields import absent_of
 from recollect.storage.memory.index_set import SHOW
 from recollect.storage.memory.indexes import IndexKind
 from recollect.storage.memory.saved_items import FIXED, Saved
-from recollect.storage.memory.slot_runs import Runs, rises
+from recollect.storage.memory.slot_runs import SlotRuns, rises
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.storage.row_segment import Stretch, spread
 from recollect.storage.rows import RowStore
@@ -119,7 +119,7 @@ def _place(rows: RowStore, stretches: list[Stretch], pieces: Pieces, number: int
 def _restore_items(storage: MemoryStorage, saved: Saved, locations: Ints | None) -> None:
     items, columns, numbers = storage.items, saved.items, saved.numbers
     slots = columns["slot"]
-    runs = Runs(slots)
+    runs = SlotRuns(slots)
     for name, position in {**FIXED, "deliveries": layout.A_DELIVERIES}.items():
         if name in columns:
             items.keep(position)

@@ -27,7 +27,7 @@ def _chunks(size: int) -> Iterator[slice]:
         yield slice(begin, min(begin + CHUNK, size) + 1)
 
 
-class Runs:
+class SlotRuns:
     """Places of an array, side by side for the most part: slices are quicker to copy."""
 
     def __init__(self, places: Ints) -> None:

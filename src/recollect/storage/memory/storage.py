@@ -20,7 +20,7 @@ from recollect.kernels.load import load
 from recollect.rules.selectors import Mixed, Selector, Smallest
 from recollect.storage.base import ONE_ROW, Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.memory.chosen import LEFT, MemoryChosen, named
-from recollect.storage.memory.executor import EVICT, SAMPLE, TAKE, Executor
+from recollect.storage.memory.executor import EVICT, SAMPLE, TAKE, MemoryExecutor
 from recollect.storage.memory.index_set import CHANGE, HIDE, SHOW, IndexSet
 from recollect.storage.memory.item_changes import ItemChanges, selected
 from recollect.storage.memory.items import Items
@@ -68,7 +68,7 @@ class MemoryStorage:
         self.index_set = IndexSet(self.items, layout_.partition_by, self._kernels)
         self.stores = RowStores(self.items, self._kernels)
         self._matcher = Matcher(self.items, self.index_set)
-        self.executor = Executor(
+        self.executor = MemoryExecutor(
             self.items, self.index_set, self._matcher, self._kernels, layout_.seed
         )
         self._changes = ItemChanges(self.items, self.index_set, self.stores, self._kernels)

@@ -14,7 +14,7 @@ from recollect.rules.query import fields_of
 from recollect.rules.selectors import Mixed, Ordered, Selector
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
 from recollect.storage.sql.orders import order_by
-from recollect.storage.sql.random_draws import Drawing, Drawn, Weights, numbers
+from recollect.storage.sql.random_draws import RandomDraws, SqlDraw, Weights, numbers
 from recollect.storage.sql.statements import KEYED, Statements, Wanted
 
 Ints = NDArray[np.int64]
@@ -27,13 +27,13 @@ NAMED = ("key",)
 NOTHING: Mapping[str, Any] = {}
 
 
-class Choosing:
+class SqlExecutor:
     """Finds the items that a selector means. What becomes of them is the storage's."""
 
     def __init__(self, statements: Statements, base: int, seed: int | None) -> None:
         self._statements = statements
         self._items = statements.items
-        self._drawing = Drawing(statements, base, np.random.default_rng(seed))
+        self._draws = RandomDraws(statements, base, np.random.default_rng(seed))
         self._credits: Credits = {}
 
     def fetch(self, keys: Sequence[int]) -> Rows:
@@ -80,7 +80,7 @@ class Choosing:
         limit: int,
         without: Sequence[int] = (),
         parameters: Mapping[str, Any] = NOTHING,
-    ) -> Drawn:
+    ) -> SqlDraw:
         """n items of a selector that is no mixture, in order; nothing is done to them yet."""
         if without:
             wanted = but(wanted, apart=True)
@@ -90,9 +90,9 @@ class Choosing:
             rows = self.ordered(
                 selector, n, wanted, staying=staying, columns=NAMED, parameters=parameters
             )
-            return Drawn([row.key for row in rows], np.ones(len(rows)), np.ones(len(rows)))
+            return SqlDraw([row.key for row in rows], np.ones(len(rows)), np.ones(len(rows)))
         limit = max(limit, 0)
-        return self._drawing.draw(selector, n, wanted, parameters, replace, calls, limit)
+        return self._draws.draw(selector, n, wanted, parameters, replace, calls, limit)
 
     def count_samples(
         self, keys: list[int], rows: Mapping[int, Any], limit: int
@@ -119,11 +119,11 @@ class Choosing:
 
     def draw_apart(
         self, selector: Selector, n: int, wanted: Wanted, *, evicting: bool = False
-    ) -> Drawn:
+    ) -> SqlDraw:
         """Different items that will leave, those of a mixture one part after another."""
         if not isinstance(selector, Mixed):
             return self.draw(selector, n, wanted, False, 0, REMOVING)
-        parts: list[Drawn] = []
+        parts: list[SqlDraw] = []
         gone: list[int] = []
         for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
@@ -138,13 +138,13 @@ class Choosing:
 
     def sample_mixed(
         self, selector: Mixed, n: int, wanted: Wanted, replace: bool, calls: int, limit: int
-    ) -> tuple[Drawn, list[int], Rows]:
+    ) -> tuple[SqlDraw, list[int], Rows]:
         """Each selector for its share; what one draws counts before the next one draws.
 
         Returns what was drawn, the keys of items that were sampled often enough, and all rows.
         """
         wanted, parameters = self._settled(wanted)
-        parts: list[Drawn] = []
+        parts: list[SqlDraw] = []
         worn: list[int] = []
         drawn: list[int] = []
         for part, count in dealt(self._credits, selector, n, evicting=False):
@@ -158,7 +158,7 @@ class Choosing:
             worn += self.count_samples(keys, self.fetch(keys), limit)[1]
         joined, rows = _joined(parts), self.fetch(drawn)
         weights = {
-            part: self._drawing.weigh(part, wanted, parameters)
+            part: self._draws.weigh(part, wanted, parameters)
             for part, _ in selector.selectors
             if not isinstance(part, Ordered)
         }
@@ -191,11 +191,11 @@ class Choosing:
         return Wanted(keyed=True), {"keys": self._statements.numbers(list(found))}
 
 
-def _joined(parts: Sequence[Drawn]) -> Drawn:
+def _joined(parts: Sequence[SqlDraw]) -> SqlDraw:
     """Several draws as one."""
     keys = [key for part in parts for key in part.keys]
     empty = np.zeros(0)
-    return Drawn(
+    return SqlDraw(
         keys,
         np.concatenate([empty, *(part.probability for part in parts)]),
         np.concatenate([empty, *(part.weights for part in parts)]),

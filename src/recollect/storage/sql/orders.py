@@ -73,7 +73,7 @@ def _terms(
     return [*first, column, columns["key"]]
 
 
-class Indexes:
+class SqlIndexes:
     """The indexes of one table, each made when it is first needed.
 
     Only a transaction that has the table for itself makes one. What was made by one that comes to

@@ -89,7 +89,7 @@ class Weights:
 
 
 @dataclass
-class Drawn:
+class SqlDraw:
     """Items in the order in which they were drawn."""
 
     keys: list[int]
@@ -97,7 +97,7 @@ class Drawn:
     weights: Floats
 
 
-class Drawing:
+class RandomDraws:
     """Draws from the items that are wanted. `base` is the key of the arrival 0.
 
     `parameters` are those that what is wanted needs.
@@ -197,7 +197,7 @@ class Drawing:
         replace: bool,
         calls: int,
         limit: int,
-    ) -> Drawn:
+    ) -> SqlDraw:
         """Draw n items. With a limit, those that reach it leave before the next draw."""
         weights = self.weigh(selector, wanted, parameters)
         if replace and not limit:
@@ -205,7 +205,7 @@ class Drawing:
         else:
             often = limit if replace else 0
             keys, probability = self._ringing(weights, n, wanted, parameters, often)
-        return Drawn(keys, probability, importance(selector, weights, probability, calls))
+        return SqlDraw(keys, probability, importance(selector, weights, probability, calls))
 
     def _with_replacement(
         self, selector: Selector, weights: Weights, n: int, wanted: Wanted, parameters: Parameters
