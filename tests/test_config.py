@@ -40,6 +40,7 @@ def refusal(config: Any) -> str:
         ("sampler", "Fifo", rc.Fifo()),
         ("sampler", {"type": "Fifo"}, rc.Fifo()),
         ("sampler", {"type": "Prioritized", "alpha": 0.7}, rc.Prioritized(alpha=0.7)),
+        ("sampler", {"type": "Weighted", "field": "rows"}, rc.Weighted("rows")),
         ("sampler", {"type": "Prioritized", "normalize": None}, rc.Prioritized(normalize=None)),
         ("sampler", {"type": "Prioritized", "alpha": np.float64(0.5)}, rc.Prioritized(alpha=0.5)),
         (
@@ -133,7 +134,8 @@ def test_a_new_rule_can_be_configured_without_being_registered() -> None:
 # -- what is refused, and where -------------------------------------------------------------------
 PRIORITIZED = "alpha, beta, half_life, stratified, normalize"
 SELECTORS = (
-    "Fifo, Lifo, Smallest, Largest, StalestFirst, FreshestFirst, Uniform, Prioritized, Mixed"
+    "Fifo, Lifo, Smallest, Largest, StalestFirst, FreshestFirst, Uniform, Prioritized, Weighted, "
+    "Mixed"
 )
 
 
@@ -428,18 +430,19 @@ def test_an_alias_inside_itself_is_refused(file: Path) -> None:
 # -- and back -------------------------------------------------------------------------------------
 numbers = st.floats(0, 1e6) | st.integers(0, 1000) | st.floats(0, 1e6).map(np.float64)
 schedules = st.builds(rc.Linear, numbers, numbers, st.integers(1, 10**9))
+weights: dict[str, Any] = {
+    "alpha": numbers,
+    "beta": numbers | schedules,
+    "half_life": st.none() | st.floats(1e-3, 1e6),
+    "stratified": st.booleans(),
+    "normalize": st.sampled_from([None, "batch", "table"]),
+}
 plain = (
     st.sampled_from([rc.Fifo(), rc.Lifo(), rc.Uniform(), rc.StalestFirst(), rc.FreshestFirst()])
     | st.builds(rc.Smallest, st.text(min_size=1))
     | st.builds(rc.Largest, st.text(min_size=1))
-    | st.builds(
-        rc.Prioritized,
-        alpha=numbers,
-        beta=numbers | schedules,
-        half_life=st.none() | st.floats(1e-3, 1e6),
-        stratified=st.booleans(),
-        normalize=st.sampled_from([None, "batch", "table"]),
-    )
+    | st.builds(rc.Prioritized, **weights)
+    | st.builds(rc.Weighted, st.text(min_size=1), **weights)
 )
 parts = st.tuples(
     plain.filter(lambda rule: getattr(rule, "normalize", None) != "table"), st.floats(0.01, 100)

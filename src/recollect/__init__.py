@@ -47,6 +47,7 @@ from recollect.rules.selectors import (
     Smallest,
     StalestFirst,
     Uniform,
+    Weighted,
 )
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.store import Store
@@ -155,6 +156,7 @@ __all__ = [
     "UnknownKey",
     "Updated",
     "WaitTimeout",
+    "Weighted",
     "errors",
     "field",
     "load_minari",

@@ -170,7 +170,7 @@ def table_items(table: rc.Table) -> dict[int, list[Any]]:
         return {}
     storage: Any = table.core.storage
     batch = table.get(storage.find(None, None, visible=False))
-    order = storage._items.seq(storage._items.slots_of(batch.info.keys)).argsort()
+    order = storage.items.seq(storage.items.slots_of(batch.info.keys)).argsort()
     deliveries = batch.info.deliveries - 1
     late, present = batch["late"], batch.present["late"]
     assert batch["text"].to_list() == [f"text of {uid}" for uid in batch["uid"].tolist()]

@@ -24,6 +24,9 @@ SELECTORS: dict[str, Callable[[], rc.Selector]] = {
     "table-normalized": lambda: rc.Prioritized(normalize="table", stratified=False),
     "aging": lambda: rc.Prioritized(half_life=2.0),
     "mixed": lambda: rc.Mixed([(rc.Lifo(), 0.3), (rc.Prioritized(), 0.3), (rc.Uniform(), 0.4)]),
+    "weighted": lambda: rc.Weighted("score", alpha=0.5, half_life=3.0),
+    "often-sampled": lambda: rc.Weighted("times_sampled", normalize="table"),
+    "mixed-weights": lambda: rc.Mixed([(rc.Weighted("level"), 0.5), (rc.Weighted("score"), 0.5)]),
 }
 
 

@@ -15,14 +15,14 @@ import pytest
 import recollect as rc
 from recollect.kernels import layout
 from recollect.storage import copy_thread as helping
-from recollect.storage import rows
+from recollect.storage import row_reader
 
 
 @pytest.fixture
 def two_cores(monkeypatch):
     """As on a machine with two cores, however few bytes there are."""
     monkeypatch.setattr(helping, "cores", lambda: 2)
-    monkeypatch.setattr(rows, "MANY_CELLS", 0)
+    monkeypatch.setattr(row_reader, "MANY_CELLS", 0)
 
 
 def ragged_table(items, seed=0, longest=400):
@@ -185,7 +185,7 @@ def test_groups_are_whole_however_late_their_tokens_are_copied(
         plain.put(one, version=version)
         late.put(one, version=version)
     expected = plain.take_batch({"math": 6})
-    monkeypatch.setattr(rows, "SharedCopy", Late)
+    monkeypatch.setattr(row_reader, "SharedCopy", Late)
     taken = late.take_batch({"math": 6})
     assert taken.batch.equals(expected.batch)
     assert taken.all == list(expected.all)
@@ -225,7 +225,7 @@ def test_threads_that_copy_at_once_all_get_whole_batches(two_cores):
 
 
 def test_one_core_copies_alone(monkeypatch):
-    monkeypatch.setattr(rows, "MANY_CELLS", 0)
+    monkeypatch.setattr(row_reader, "MANY_CELLS", 0)
     monkeypatch.setattr(helping, "cores", lambda: 1)
     monkeypatch.setattr(helping, "_crew", None)
     table, lengths = ragged_table(300)

@@ -18,7 +18,7 @@ SIZES = [1, 2, 15, 16, 17, 31, 32, 33, 255, 256, 257, 271, 272, 273, 1000, 4095,
 
 def trees_of(table: rc.Table) -> list[Index]:
     """Every index of weights that the table keeps."""
-    indexes = table.core.storage._indexing.indexes
+    indexes = table.core.storage.index_set.indexes
     return [index for index in indexes if index.kind.kind == layout.WEIGHT]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import recollect as rc
+from recollect.rules.selectors import Ordered
 
 
 def table(sampler, n=100, **options):
@@ -298,3 +301,135 @@ def test_large_and_tiny_priorities_together():
     assert set(t.sample(1000)["x"].tolist()) == {1}
     t.delete(where=rc.field("priority") > 1.0)
     assert set(t.sample(1000)["x"].tolist()) == {0}
+
+
+# -- rules from users -----------------------------------------------------------------------------
+def rules_of_users() -> SimpleNamespace:
+    """Classes that users may write; made for each test, since others list all that there are."""
+
+    class Curriculum(rc.Selector):
+        """Says nothing that a storage could execute."""
+
+    class Hardest(rc.Uniform):
+        """Adds what nobody would ever ask for."""
+
+        def weight(self, item):
+            return 1.0
+
+    class Called(rc.Largest):
+        def __call__(self, items):
+            return items
+
+    class Blended(rc.Mixed):
+        @property
+        def temperature(self):
+            return 2.0
+
+    @dataclass(frozen=True)
+    class Longest(Ordered):
+        """An order of one's own: by a field, which is all that a storage must know."""
+
+        margin: int = 0
+
+        @property
+        def by(self):
+            return "rows"
+
+        @property
+        def descending(self):
+            return not self._reversed()
+
+        def _reversed(self):
+            return self.margin > 9
+
+    class Best(rc.Largest):
+        def __init__(self):
+            super().__init__("score")
+
+        @classmethod
+        def of_today(cls):
+            return cls()
+
+    class Heavier(rc.Weighted):
+        @property
+        def by(self):
+            return "rows"
+
+    return SimpleNamespace(**locals())
+
+
+@pytest.fixture
+def users():
+    yield rules_of_users()
+    gc.collect()  # a class is part of a cycle
+
+
+REFUSED = {
+    "rc.Selector itself": (lambda u: rc.Selector(), "Selector is no order and no weight"),
+    "a class of its own": (lambda u: u.Curriculum(), "Curriculum is no order and no weight"),
+    "a method that is not known": (lambda u: u.Hardest(), "Hardest adds weight to Uniform"),
+    "a call": (lambda u: u.Called("rows"), "Called adds __call__ to Largest"),
+    "a mixture": (lambda u: u.Blended([(rc.Fifo(), 1)]), "Blended adds temperature to Mixed"),
+    "a part": (lambda u: rc.Mixed([(rc.Fifo(), 1), (u.Hardest(), 1)]), "Hardest adds weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_storage_can_execute_is_refused(case, users):
+    make, message = REFUSED[case]
+    for role in ("sampler", "remover"):
+        expected = rf"^{role}: {message}.*; order by a field .* rc\.Weighted.* rc\.Mixed"
+        with pytest.raises(rc.InvalidValue, match=expected):
+            rc.Table("t", capacity=3, **{role: make(users)})
+        t = rc.Table("t", capacity=3)
+        with pytest.raises(rc.InvalidValue, match=expected):
+            setattr(t, role, make(users))
+    with pytest.raises(rc.InvalidValue, match=message):
+        rc.RolloutBuffer(order=make(users))
+    with pytest.raises(rc.InvalidValue):
+        rc.ReplayBuffer(9, sampler=make(users))
+
+
+def test_an_order_or_a_weight_of_ones_own_is_executed(users):
+    t = table(users.Longest(), tags={"score": float})
+    t.insert({"x": np.arange(6)}, rows_per_item=[1, 3, 2], score=[0.1, 0.9, 0.5])
+    assert t.take(1, lease=60)["x"].tolist() == [1, 2, 3]
+    t.release("")
+    t.sampler = users.Best.of_today()
+    assert t.take(1, lease=60)["x"].tolist() == [1, 2, 3]
+    t.release("")
+    t.sampler = users.Heavier("score")
+    batch = t.sample(8)
+    assert np.allclose(batch.info.probability, np.diff(batch.info.row_offsets) / 6)
+
+
+def test_a_schedule_of_ones_own_is_asked():
+    class Steps(rc.Linear):
+        def at(self, step):
+            return 1.0 if step else 0.0
+
+    for storage in (rc.MemoryStorage(), rc.FrameStorage()):
+        t = table(rc.Weighted("rows", beta=Steps(0, 1, 9), normalize=None), storage=storage)
+        t.insert({"x": np.arange(6)}, rows_per_item=[1, 3, 2])
+        assert (t.sample(8).info.weights == 1.0).all()
+        again = t.sample(8)
+        assert np.allclose(again.info.weights, 1.0 / (3 * again.info.probability))
+
+
+def test_a_storage_may_say_that_it_executes_more(users):
+    class Knowing(rc.MemoryStorage):
+        def executes(self, selector):
+            return isinstance(selector, users.Curriculum)
+
+        def sample(self, selector, n, *more):
+            known = rc.Largest("rows") if self.executes(selector) else selector
+            return super().sample(known, n, *more)
+
+    t = table(users.Curriculum(), storage=Knowing())
+    t.insert({"x": np.arange(6)}, rows_per_item=[1, 3, 2])
+    assert t.sample(1)["x"].tolist() == [1, 2, 3]
+    t.remover = rc.Lifo()
+    t.sampler = users.Curriculum()
+    assert t.sample(1)["x"].tolist() == [4, 5]
+    with pytest.raises(rc.InvalidValue, match="Hardest adds weight"):
+        t.sampler = users.Hardest()

@@ -9,14 +9,14 @@ import pytest
 
 import recollect as rc
 from recollect.kernels import layout
-from recollect.storage.memory import capture
+from recollect.storage.memory import capture, slot_runs
 from recollect.storage.memory.storage import MemoryStorage
 
 
 def words(storage: MemoryStorage) -> Any:
     """The records as they count: what is leased was given back, and not sampled that once."""
-    slots = storage._items.now[layout.SLOTS]
-    records = storage._items._records[:slots].copy()
+    slots = storage.items.now[layout.SLOTS]
+    records = storage.items.records[:slots].copy()
     leased = records.view(np.int8)[:, layout.STATE] == layout.LEASED
     records.view(np.int32)[leased, layout.TIMES] -= 1
     records.view(np.int8)[leased, layout.STATE] = layout.VISIBLE
@@ -62,16 +62,16 @@ def test_comparing_finds_every_record_that_is_another(seed: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 4, 32])
 def test_runs_and_rises_say_what_numpy_says(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "CHUNK", chunk)
-    monkeypatch.setattr(capture, "FEW_RUNS", 0)
+    monkeypatch.setattr(slot_runs, "CHUNK", chunk)
+    monkeypatch.setattr(slot_runs, "FEW_RUNS", 0)
     rng = np.random.default_rng(chunk)
     for _ in range(300):
         n = int(rng.integers(0, 40))
         numbers = np.cumsum(rng.integers(-1 if rng.random() < 0.3 else 0, 3, n))
-        assert capture.rises(numbers) == bool((np.diff(numbers) >= 0).all())
+        assert slot_runs.rises(numbers) == bool((np.diff(numbers) >= 0).all())
         places = rng.permutation(60)[:n] if rng.random() < 0.5 else np.arange(n) + 7
         values, found = rng.integers(1, 9, n), np.zeros(80, np.int64)
-        runs = capture.Runs(places.astype(np.int64))
+        runs = slot_runs.SlotRuns(places.astype(np.int64))
         runs.put(found, values)
         expected = np.zeros(80, np.int64)
         expected[places] = values

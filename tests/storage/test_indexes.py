@@ -23,7 +23,8 @@ Verb = Callable[[rc.Table], Any]
 
 def filled(items: int, sampler: rc.Selector, **options: Any) -> rc.Table:
     """A table of `items` items over ten tasks, versions rising with arrival."""
-    table = rc.Table("t", capacity=2 * items, sampler=sampler, partition_by=("task",), **options)
+    options = {"partition_by": ("task",), "tags": {"score": float}, **options}
+    table = rc.Table("t", capacity=2 * items, sampler=sampler, **options)
     places = np.arange(items)
     for start in range(0, items, 10_000):
         part = places[start : start + 10_000]
@@ -32,6 +33,7 @@ def filled(items: int, sampler: rc.Selector, **options: Any) -> rc.Table:
             task=[f"task{place % TASKS}" for place in part],
             version=part // 100,
             priority=0.5 + (part % 97) / 97,
+            score=0.5 + (part % 97) / 97 if isinstance(sampler, rc.Weighted) else None,
         )
         if start == 0:
             table.first_keys = keys[200:264]
@@ -71,6 +73,10 @@ def sample_different(table: rc.Table) -> Any:
 
 def update_priorities(table: rc.Table) -> Any:
     return table.update(table.first_keys, priority=np.linspace(0.1, 2.0, 64))
+
+
+def update_scores(table: rc.Table) -> Any:
+    return table.update(table.first_keys, score=np.linspace(0.1, 2.0, 64))
 
 
 def update_version(table: rc.Table) -> Any:
@@ -114,24 +120,31 @@ FLAT: list[tuple[rc.Selector, Verb]] = [
     (rc.Uniform(), insert_64),
     (rc.Fifo(), update_priorities),
 ]
-TREES: list[tuple[rc.Selector, Verb]] = [
-    (sampler, verb)
-    for sampler in (rc.Prioritized(), rc.Prioritized(half_life=1000.0))
-    for verb in (
-        sample,
-        sample_partition,
-        sample_different,
-        take_64,
-        update_priorities,
-        update_partition,
-        insert_64,
-        count_partition,
-    )
-] + [
-    (sampler, verb)
-    for sampler in (rc.Smallest("priority"), rc.FreshestFirst())
-    for verb in (take_64, take_64_of_partition, sample, update_priorities, insert_64)
-]
+TREES: list[tuple[rc.Selector, Verb]] = (
+    [
+        (sampler, verb)
+        for sampler in (rc.Prioritized(), rc.Prioritized(half_life=1000.0))
+        for verb in (
+            sample,
+            sample_partition,
+            sample_different,
+            take_64,
+            update_priorities,
+            update_partition,
+            insert_64,
+            count_partition,
+        )
+    ]
+    + [
+        (rc.Weighted("score"), verb)
+        for verb in (sample, sample_partition, sample_different, take_64, update_scores, insert_64)
+    ]
+    + [
+        (sampler, verb)
+        for sampler in (rc.Smallest("priority"), rc.FreshestFirst())
+        for verb in (take_64, take_64_of_partition, sample, update_priorities, insert_64)
+    ]
+)
 
 
 def named(case: tuple[rc.Selector, Verb]) -> str:
@@ -218,7 +231,7 @@ def test_visits_grow_by_the_depth_of_a_tree_only(case: tuple[rc.Selector, Verb])
     """A sum tree of 16 children a node has 3 levels at 1,000 items and 5 at 100,000; a heap 10
     and 17."""
     few, many = visits_of(SMALL, *case), visits_of(LARGE, *case)
-    deeper = 5 / 3 if isinstance(case[0], rc.Prioritized) else 17 / 10
+    deeper = 5 / 3 if isinstance(case[0], rc.Prioritized | rc.Weighted) else 17 / 10
     # A batch of 64 over a small tree shares its upper nodes, so it may touch fewer there.
     assert many <= 2 * deeper * few + 64, f"{few:.0f} at {SMALL} items, {many:.0f} at {LARGE}"
 
@@ -462,7 +475,7 @@ def test_the_highest_priority_costs_what_changed():
     for size in (4096, 65536):
         table = rc.Table("t", capacity=size, sampler=rc.Prioritized(), seed=0)
         table.insert({"x": np.zeros(size)}, priority=np.arange(1.0, size + 1))
-        block = table.core.storage._items.block
+        block = table.core.storage.items.block
         begin = 0
         for _ in range(64):
             keys = table.sample(32).info.keys

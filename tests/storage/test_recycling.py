@@ -43,7 +43,7 @@ def compare(table, oracle):
     assert (batch["wide"] == batch["x"][:, None] % 251).all()
     assert batch.info.priority.tolist() == [item[2] for item in oracle.items]
     assert batch.info.times_sampled.tolist() == [item[3] for item in oracle.items]
-    stored = table.core.storage._items
+    stored = table.core.storage.items
     slots = stored.slots_of(keys)
     assert stored.owned[layout.A_INSERTED][slots].tolist() == [item[4] for item in oracle.items]
     check_segments(table, keys)
@@ -51,8 +51,8 @@ def compare(table, oracle):
 
 def check_segments(table, keys):
     """Every segment counts the rows that are in it, and no others."""
-    stored = table.core.storage._items
-    counted = table.core.storage._rows.live_rows
+    stored = table.core.storage.items
+    counted = table.core.storage.stores.rows.live_rows
     found = np.bincount(stored.location[stored.slots_of(keys)] >> 32, minlength=counted.size)
     assert found.tolist() == counted.tolist()
 
@@ -108,7 +108,7 @@ def test_a_run_of_slots_ends_where_a_segment_does():
         columns = {"x": rows, "wide": np.repeat(rows[:, None] % 251, 90, 1).astype(np.uint8)}
         keys = table.insert(columns)
         oracle.insert(keys, rows, [1.0] * 100, 0.0)
-    assert table.core.storage._rows.opened > 10
+    assert table.core.storage.stores.rows.opened > 10
     keys = np.array([item[0] for item in oracle.items], np.uint64)
     check_segments(table, keys)
     batch = table.get(keys)
@@ -134,9 +134,11 @@ def test_an_insert_may_fill_several_segments(ragged):
                     for cell, length in zip(wide, random.integers(0, 90, n), strict=True)
                 ]
             )
-        opened = 0 if table.core.storage._rows is None else table.core.storage._rows.opened
+        opened = (
+            0 if table.core.storage.stores.rows is None else table.core.storage.stores.rows.opened
+        )
         keys = table.insert({"x": rows, "wide": wide})
-        assert ragged or table.core.storage._rows.opened - opened >= n // 700
+        assert ragged or table.core.storage.stores.rows.opened - opened >= n // 700
         oracle.insert(keys, rows, [1.0] * n, 0.0)
         stored = np.array([item[0] for item in oracle.items], np.uint64)
         check_segments(table, stored)
@@ -159,7 +161,7 @@ def test_a_slot_between_others_may_hold_a_later_item():
             table.delete(key)
     table.insert({"x": np.arange(128, 149)})
     assert len(table) == 64
-    assert table.core.storage._items.block[layout.DISPLACED] == 0
+    assert table.core.storage.items.block[layout.DISPLACED] == 0
     table.insert({"x": np.arange(1000, 1016)})
     there = table.get(table.core.storage.find(None, None, visible=True))["x"]
     assert sorted(there.tolist()) == [*range(38, 64), 94, *range(128, 149), *range(1000, 1016)]

@@ -24,7 +24,11 @@ def bound(table):
 
 def allocated(table):
     storage = table.core.storage
-    return sum(store.allocated for store in (storage._rows, storage._shared) if store is not None)
+    return sum(
+        store.allocated
+        for store in (storage.stores.rows, storage.stores.shared)
+        if store is not None
+    )
 
 
 def keys_of(table):
@@ -57,7 +61,7 @@ def test_segments_are_at_most_8_mib():
     table = rc.Table("t", capacity=100_000)
     for i in range(10):
         table.insert({"x": np.full((1000, 500), i, np.int64)})
-    sizes = [s.buffer.size for s in table.core.storage._rows._segments if s is not None]
+    sizes = [s.buffer.size for s in table.core.storage.stores.rows._segments if s is not None]
     assert max(sizes) <= LARGEST + 4096
     assert len(sizes) > 4
 
@@ -111,10 +115,10 @@ def test_cells_of_every_size_come_back_whole(size):
 PLACING = """
 import threading
 import numpy as np
-from recollect.kernels import load as kernels
 from recollect.kernels import layout
+from recollect.kernels.load import load
 
-place = kernels.load().rows.place_fixed
+place = load().rows.place_fixed
 columns = np.array([[layout.FIXED, 0, 100], [layout.FIXED, 100, 65]], np.int64)
 failed = []
 
@@ -181,7 +185,7 @@ def test_a_segment_is_recycled_when_its_last_row_is_gone():
     for i in range(300):
         table.insert({"x": np.full((10, 5000), i)})
     assert allocated(table) < 2 * table.nbytes + 2 * LARGEST
-    assert table.core.storage._rows.opened > 10
+    assert table.core.storage.stores.rows.opened > 10
 
 
 def test_nothing_stays_allocated_after_clear():

@@ -20,7 +20,7 @@ def table_state(table: rc.Table, *, after_restart: bool) -> dict[str, Any]:
     storage: Any = table.core.storage
     with table.core.transaction():
         stats = table.stats()
-        items = storage._items
+        items = storage.items
         slots = items.stored()
         slots = slots[np.argsort(items.seq(slots), kind="stable")]
         leased = (items.state[slots] == layout.LEASED) & after_restart
@@ -30,7 +30,7 @@ def table_state(table: rc.Table, *, after_restart: bool) -> dict[str, Any]:
         keys = items.key[slots]
         state: dict[str, Any] = {name: stats[name] for name in COUNTS}
         state["samples"] -= int(leased.sum())
-        state["random"] = storage._random.tolist()
+        state["random"] = storage.executor.capture()["random"]
         state["keys"] = keys.tolist()
         state["times"] = (items.times[slots] - leased).tolist()
         state["deliveries"] = (deliveries + leased).tolist()

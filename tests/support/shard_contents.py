@@ -17,8 +17,8 @@ def items_of(table: rc.Table) -> dict[int, tuple[Any, ...]]:
         return {}
     batch = table.get(keys)
     info, found = batch.info, {}
-    slots = storage._items.slots_of(keys)
-    inserted = storage._items.values("inserted_at", slots).values
+    slots = storage.items.slots_of(keys)
+    inserted = storage.items.values("inserted_at", slots).values
     tags = [name for name in table.fields if name not in ("key", "seq") and hasattr(info, name)]
     for item, key in enumerate(keys.tolist()):
         begin, end = info.row_offsets[item], info.row_offsets[item + 1]
@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 def arrival(table: rc.Table) -> list[int]:
     """Keys in order of arrival."""
-    items = table.core.storage._items
+    items = table.core.storage.items
     slots = items.stored()
     return items.key[slots[np.argsort(items.seq(slots))]].tolist()
 
@@ -53,7 +53,7 @@ Episode = tuple[Any, ...]
 
 def episodes_of(buffer: rc.ReplayBuffer) -> list[tuple[int, Episode, bool, bool]]:
     """Of each episode: its environment, its rows with priorities, whether it is cut, and over."""
-    rings, lanes = buffer.core.rings, buffer.core.lanes
+    rings, lanes = buffer._rings, buffer._store.lanes
     found = []
     if lanes is None:
         return found

@@ -67,7 +67,7 @@ def check(table: rc.Table, keys: np.ndarray) -> None:
     for number, cell in zip(batch["n"], batch["x"], strict=True):
         assert (np.asarray(cell) == number % 251).all()
     storage: Any = table.core.storage
-    rows, now = storage._rows, storage._items.now
+    rows, now = storage.stores.rows, storage.items.now
     assert now[layout.A_SEGMENT_ROWS] == rows.live_rows.ctypes.data
     assert now[layout.A_SEGMENT_SEALED] == rows.sealed.ctypes.data
     assert rows.live_rows.sum() == keys.size
@@ -82,14 +82,14 @@ def test_an_insert_without_memory_changes_nothing(
     table = rc.Table("t", capacity=100_000)
     keys = np.zeros(0, np.uint64)
     storage: Any = table.core.storage
-    while storage._rows is None or len(storage._rows._segments) % 16 != 15:
+    while storage.stores.rows is None or len(storage.stores.rows._segments) % 16 != 15:
         keys = np.append(keys, table.insert(columns(ragged, keys.size, 100)))
-    before = storage._rows.live_rows.size
+    before = storage.stores.rows.live_rows.size
     segments.left = allowed
     with pytest.raises(MemoryError):
         table.insert(columns(ragged, keys.size, 14_000))
     segments.left = 1 << 30
-    assert (storage._rows.live_rows.size > before) == (allowed == 2)
+    assert (storage.stores.rows.live_rows.size > before) == (allowed == 2)
     assert len(table) == keys.size
     check(table, keys)
     assert table.delete(keys[:500]) == 500

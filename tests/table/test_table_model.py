@@ -129,7 +129,7 @@ def test_a_partition_has_room_for_whatever_comes_back_or_moves_in(sampler: rc.Se
     table.give_back(leased.info.lease)
     for _ in range(60):
         table.update(table.insert({"x": [0]}, task="code"), task="math")
-    for index in table.core.storage._indexing.indexes:
+    for index in table.core.storage.index_set.indexes:
         assert index.count <= index.room
     assert table.take(84, where=MATH).num_items == 84
 
@@ -171,7 +171,7 @@ def test_compaction_meets_segments_from_before_a_column_came() -> None:
     order = np.random.default_rng(0).permutation(len(keys))
     table.delete(keys[order[8000:]])
     assert np.array_equal(table.get(keys[order[:8000]])["x"][:, 7], order[:8000] // 1000)
-    assert table.core.storage._rows.tracking
+    assert table.core.storage.stores.rows.tracking
 
 
 def test_growth_finds_every_key_again() -> None:

@@ -266,7 +266,7 @@ def test_held_batches_never_change_while_segments_are_recycled(
     workers = Workers(table)
     for seed in range(100):
         workers.insert(random.Random(seed))
-    store = table.core.storage._rows
+    store = table.core.storage.stores.rows
     opened = store.opened
     crew = Crew()
     crew.add(workers.insert, 4)

@@ -20,10 +20,18 @@ from recollect.kernels.layout import (
     A_PLACE,
     A_RECORD,
     A_TREE,
+    A_VALUE,
     A_VERSION,
     A_ZEROS,
+    ABSENT,
     ADD,
     ALPHA,
+    BY_FLOAT64,
+    BY_INT8,
+    BY_INT64,
+    BY_PRIORITY,
+    BY_ROWS,
+    BY_TIMES,
     CHANGE,
     COUNT,
     KIND,
@@ -33,7 +41,9 @@ from recollect.kernels.layout import (
     RATE,
     REFERENCE,
     REMOVE,
+    TIMES,
     UNIFORM,
+    VALUE_TYPE,
     VISITS,
     WEIGHT,
 )
@@ -41,16 +51,18 @@ from recollect.kernels.machine.compile import inner
 from recollect.kernels.machine.memory import (
     float64_at,
     float64_pointer,
+    int8_at,
     int32_at,
     int64_at,
     prefetch,
 )
 from recollect.kernels.machine.power import exp_2, power
-from recollect.kernels.orders import order_add_many, order_remove
+from recollect.kernels.orders import nbytes_of, order_add_many, order_remove, rows_of
 from recollect.kernels.random import next_unit
 from recollect.kernels.sum_tree import refresh, set_leaf
 
 SMALLEST_WEIGHT = 1e-300
+LARGEST_VALUE = 1e150  # of a field; tables refuse what is larger, a file may have it
 AHEAD = 16  # items between a prefetch and its use
 
 
@@ -87,18 +99,39 @@ def swap_members(x, a, b):
 
 
 # -- weights ------------------------------------------------------------------------------------
+@inner("float64(ints, ints, int64)")
+def _value_of(items, x, slot):
+    """The value that an item is weighed by, whatever its type; 0 or less where it is absent."""
+    kind = x[VALUE_TYPE]
+    if kind == BY_FLOAT64:
+        number = float64_at(x[A_VALUE])[slot]
+        return min(number, LARGEST_VALUE) if number > 0.0 else 0.0  # and not where it is NaN
+    if kind == BY_INT64:
+        whole = int64_at(x[A_VALUE])[slot]
+        return np.float64(whole) if whole != x[ABSENT] else 0.0
+    if kind == BY_INT8:
+        return np.float64(int8_at(x[A_VALUE])[slot])
+    if kind == BY_TIMES:
+        return np.float64(int32_at(items[A_RECORD])[8 * slot + TIMES])
+    return np.float64(rows_of(items, slot) if kind == BY_ROWS else nbytes_of(items, slot))
+
+
 @inner("void(ints, ints, ints, int64, floats)")
 def weights_of(items, x, slots, n, weights):
-    """priority ** alpha, halved for every half-life between the reference and the version."""
+    """value ** alpha, halved for every half-life between the reference and the version."""
     parameters = float64_at(x[A_PARAMETERS])
     priorities = float64_at(items[A_RECORD])
     alpha, rate = parameters[ALPHA], parameters[RATE]
-    for i in range(n):
-        weights[i] = priorities[4 * slots[i] + PRIORITY]
+    if x[VALUE_TYPE] == BY_PRIORITY:
+        for i in range(n):
+            weights[i] = priorities[4 * slots[i] + PRIORITY]
+    else:
+        for i in range(n):
+            weights[i] = _value_of(items, x, slots[i])
     for i in range(n):  # a weight that is not zero stays so
-        priority = weights[i]
-        weight = max(power(priority, alpha) if alpha != 1.0 else priority, SMALLEST_WEIGHT)
-        weights[i] = weight if priority > 0.0 else 0.0
+        value = weights[i]
+        weight = max(power(value, alpha) if alpha != 1.0 else value, SMALLEST_WEIGHT)
+        weights[i] = weight if value > 0.0 else 0.0
     if rate != 0.0:
         versions = int64_at(items[A_VERSION])
         for i in range(n):

@@ -32,7 +32,7 @@ from recollect.ranks.redistribution import (
     seed_words,
 )
 from recollect.replay.core import ReplayCore
-from recollect.storage.memory.capture import Saved
+from recollect.storage.memory.saved_items import Saved
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

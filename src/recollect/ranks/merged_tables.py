@@ -23,7 +23,7 @@ from recollect.errors import SnapshotError
 from recollect.kernels.layout import COUNTER_MASK
 from recollect.ranks.environments import ENV_ID, Environments, columns_of, rewritten
 from recollect.ranks.redistribution import ShardPlan, Stream, apportion, fresh_origins, seed_words
-from recollect.storage.memory.capture import Saved, absent_value
+from recollect.storage.memory.saved_items import Saved, absent_value
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

@@ -19,7 +19,6 @@ import numpy as np
 from recollect.base.arguments import flag, many, one_of, time_span, whole
 from recollect.durability.files import LOCAL, Files
 from recollect.errors import InvalidValue, SnapshotError, WaitTimeout, shown
-from recollect.kernels.layout import A_SEQ, COUNTER_BITS, ORIGIN
 from recollect.ranks.shard_sets import (
     ShardSet,
     choose_set,
@@ -194,13 +193,7 @@ def _origins(member: Any) -> list[int]:
     storage = (member.table if isinstance(member, RolloutBuffer) else member).core.storage
     if not isinstance(storage, MemoryStorage):
         return []
-    items = storage._items
-    own = int(np.int64(items.now[ORIGIN]).view(np.uint64)) >> COUNTER_BITS
-    if A_SEQ not in items.owned:  # nothing was merged in
-        return [own]
-    keys = items.key[items.stored()] >> np.uint64(COUNTER_BITS)
-    found = np.flatnonzero(np.bincount(keys.astype(np.int64), minlength=1))
-    return sorted({own, *found.tolist()})
+    return storage.items.origins()
 
 
 def check_rank(rank: Any, world_size: Any) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from recollect.base.arguments import names, whole
 from recollect.errors import InvalidValue, shown
 from recollect.rules.limiters import Limiter, Queue
+from recollect.rules.natures import check_executable
 from recollect.rules.selectors import Prioritized, Selector, Uniform
 from recollect.storage.fields import check_weight
 
@@ -102,6 +103,7 @@ def checked_sampler(sampler: Any) -> Selector:
             "sampler: a replay buffer draws by rc.Uniform() or rc.Prioritized(), and recent= gives "
             f"the newest steps a share; got {shown(sampler)}"
         )
+    check_executable("sampler", sampler)
     if isinstance(sampler, Prioritized) and sampler.half_life is not None:
         raise InvalidValue("sampler: steps have no version, so half_life must be None")
     return sampler

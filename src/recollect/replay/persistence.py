@@ -25,9 +25,10 @@ from recollect.errors import SnapshotError
 from recollect.kernels import steps_layout as sl
 from recollect.replay.core import ReplayCore
 from recollect.rules.limiters import Counts
+from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
-from recollect.storage.memory.capture import Capture, Saved
-from recollect.storage.rows import Allocate
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import Saved
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

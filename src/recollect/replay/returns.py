@@ -18,8 +18,8 @@ from recollect.data.info import Info
 from recollect.kernels import steps_layout as sl
 from recollect.replay.episodes import Rings
 from recollect.replay.start_draws import DrawnStarts
+from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
-from recollect.storage.rows import Allocate
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

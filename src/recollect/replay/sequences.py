@@ -22,8 +22,8 @@ from recollect.replay.episodes import Rings
 from recollect.replay.returns import REMEMBERED, ColumnPlan, start_info
 from recollect.replay.start_draws import DrawnStarts
 from recollect.replay.starts import MODES, StartKind
+from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
-from recollect.storage.rows import Allocate
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

@@ -94,6 +94,5 @@ def _inserted_at(core: RolloutCore, keys: Keys) -> list[float]:
     storage = core.storage
     if not isinstance(storage, MemoryStorage):
         return [core.table.clock.time()] * keys.size
-    slots = storage._items.slots_of(keys)
-    times: list[float] = storage._items.values("inserted_at", slots).values.tolist()
+    times: list[float] = storage.items.inserted_at(keys).tolist()
     return times

@@ -25,7 +25,8 @@ from recollect.errors import SnapshotError
 from recollect.rollouts.blobs import digest
 from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.own_state import own_state, restore_own
-from recollect.storage.memory.capture import Saved, saved_of
+from recollect.storage.memory.capture import saved_of
+from recollect.storage.memory.saved_items import Saved
 from recollect.table.member import TableMember
 
 FORMAT = 2  # of `state`, which lives as long as a process

@@ -74,8 +74,7 @@ def exceed(core: RolloutCore) -> None:
     """Let the storage take one group more than the capacity: a promise is kept."""
     storage = core.storage
     if isinstance(storage, MemoryStorage):
-        items = storage._items
-        items._capacity = max(items._capacity, len(storage) + 1)
+        storage.items.capacity = max(storage.items.capacity, len(storage) + 1)
 
 
 def _crowded(core: RolloutCore, items: int, replaced: Keys) -> bool:

@@ -1,7 +1,8 @@
 """Which item comes next. A selector is a description; a storage executes it.
 
 The same selectors sample and remove. Every one is a frozen dataclass of one of four natures:
-an order (`Ordered`), `Uniform`, weights (`Prioritized`), or a mixture (`Mixed`).
+an order by a field (`Ordered`), `Uniform`, weights by a field (`Proportional`), or a mixture
+(`Mixed`). A storage executes natures: another order or weight needs nothing there.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ __all__ = [
     "Mixed",
     "Ordered",
     "Prioritized",
+    "Proportional",
     "Selector",
     "Smallest",
     "StalestFirst",
     "Uniform",
+    "Weighted",
 ]
 
 
 class Selector:
-    """Base of all selectors."""
+    """Base of all selectors.
+
+    A selector of one's own is an `Ordered` or a `Proportional` and says by which field: storages
+    execute nothing else.
+    """
 
 
 class Ordered(Selector):
@@ -164,8 +171,49 @@ class Linear:
         return self.start * (1.0 - done) + self.end * done
 
 
+class Proportional(Selector):
+    """Base of the weights: an item with a probability in proportion to field ** alpha.
+
+    Items without a value weigh nothing, as if it were 0. An item that weighs nothing is never drawn
+    while another weighs something. A derived class is a dataclass with the attributes below.
+    """
+
+    alpha: float
+    beta: float | Linear
+    half_life: float | None
+    stratified: bool
+    normalize: str | None
+
+    @property
+    def by(self) -> str:
+        """The field whose value decides."""
+        raise TypeError(f"{type(self).__name__} names no field")
+
+    def beta_at(self, calls: int) -> float:
+        """The beta of a sample call, after so many of them."""
+        return self.beta.at(calls) if isinstance(self.beta, Linear) else self.beta
+
+    def __post_init__(self) -> None:
+        _check_number("alpha", self.alpha, 0.0)
+        if isinstance(self.beta, Linear):
+            _check_number("beta.start", self.beta.start, 0.0)
+            _check_number("beta.end", self.beta.end, 0.0)
+        else:
+            _check_number("beta", self.beta, 0.0)
+        if self.half_life is not None:
+            _check_number("half_life", self.half_life, 0.0)
+            if self.half_life == 0.0:
+                raise InvalidValue("half_life: expected a number above 0, got 0")
+        if not isinstance(self.stratified, bool):
+            raise InvalidValue(f"stratified: expected True or False, got {shown(self.stratified)}")
+        if self.normalize not in ("batch", "table", None):
+            raise InvalidValue(
+                f"normalize: expected 'batch', 'table' or None, got {shown(self.normalize)}"
+            )
+
+
 @dataclass(frozen=True)
-class Prioritized(Selector):
+class Prioritized(Proportional):
     """An item with a probability in proportion to priority ** alpha.
 
     An item of priority 0 is never drawn while another is positive. `weights` of a batch are
@@ -187,23 +235,42 @@ class Prioritized(Selector):
     stratified: bool = True
     normalize: str | None = "batch"
 
+    @property
+    def by(self) -> str:
+        return "priority"
+
+
+@dataclass(frozen=True)
+class Weighted(Proportional):
+    """An item with a probability in proportion to field ** alpha, of a numeric field or tag.
+
+    The fields are `priority`, `times_sampled`, `version`, `rows`, `nbytes` and tags of numbers. An
+    item without a value weighs nothing, as if it were 0: it is never drawn while another weighs
+    something. Negative and infinite values are refused where they are inserted or updated. The
+    other arguments are those of `Prioritized`.
+
+    >>> import recollect as rc
+    >>> sampler = rc.Weighted("score")
+    >>> table = rc.Table("t", capacity=9, sampler=sampler, tags={"score": float}, seed=0)
+    >>> keys = table.insert({"x": [0, 1, 2, 3]}, score=[None, 0.0, 1.0, 3.0])
+    >>> table.sample(4)["x"]
+    array([2, 3, 3, 3])
+    """
+
+    field: str
+    alpha: float = 1.0
+    beta: float | Linear = 0.4
+    half_life: float | None = None
+    stratified: bool = True
+    normalize: str | None = "batch"
+
     def __post_init__(self) -> None:
-        _check_number("alpha", self.alpha, 0.0)
-        if isinstance(self.beta, Linear):
-            _check_number("beta.start", self.beta.start, 0.0)
-            _check_number("beta.end", self.beta.end, 0.0)
-        else:
-            _check_number("beta", self.beta, 0.0)
-        if self.half_life is not None:
-            _check_number("half_life", self.half_life, 0.0)
-            if self.half_life == 0.0:
-                raise InvalidValue("half_life: expected a number above 0, got 0")
-        if not isinstance(self.stratified, bool):
-            raise InvalidValue(f"stratified: expected True or False, got {shown(self.stratified)}")
-        if self.normalize not in ("batch", "table", None):
-            raise InvalidValue(
-                f"normalize: expected 'batch', 'table' or None, got {shown(self.normalize)}"
-            )
+        _check_name(self.field)
+        super().__post_init__()
+
+    @property
+    def by(self) -> str:
+        return self.field
 
 
 @dataclass(frozen=True)
@@ -231,7 +298,7 @@ class Mixed(Selector):
                     f"selectors[{place}]: expected a selector that is not Mixed, got "
                     f"{shown(selector)}"
                 )
-            if isinstance(selector, Prioritized) and selector.normalize == "table":
+            if isinstance(selector, Proportional) and selector.normalize == "table":
                 raise InvalidValue(
                     f"selectors[{place}]: normalize='table' has no meaning in a mixture; use "
                     "'batch' or None"
@@ -257,22 +324,35 @@ def parts_of(*selectors: Selector) -> list[Selector]:
 
 
 def fields_used(selector: Selector) -> list[str]:
-    """The fields that a selector orders by."""
-    return [part.by for part in parts_of(selector) if isinstance(part, Ordered)]
+    """The fields that a selector orders or weighs by."""
+    return [p.by for p in parts_of(selector) if isinstance(p, Ordered | Proportional)]
 
 
 def ages(*selectors: Selector) -> bool:
     """Whether one of them weighs items by the age of their version."""
     return any(
-        isinstance(part, Prioritized) and part.half_life is not None
+        isinstance(part, Proportional) and part.half_life is not None
         for part in parts_of(*selectors)
     )
 
 
 def largest_alpha(*selectors: Selector) -> float:
     """The highest power that a priority is raised to, at least 1."""
-    alphas = [part.alpha for part in parts_of(*selectors) if isinstance(part, Prioritized)]
-    return max([1.0, *alphas])
+    return _largest_alphas(*selectors).get("priority", 1.0)
+
+
+def weighed_fields(*selectors: Selector) -> dict[str, float]:
+    """The other fields that they weigh by, and the highest power of each."""
+    alphas = _largest_alphas(*selectors)
+    return {name: alpha for name, alpha in alphas.items() if name != "priority"}
+
+
+def _largest_alphas(*selectors: Selector) -> dict[str, float]:
+    alphas: dict[str, float] = {}
+    for part in parts_of(*selectors):
+        if isinstance(part, Proportional):
+            alphas[part.by] = max(alphas.get(part.by, 1.0), float(part.alpha))
+    return alphas
 
 
 def different_items(deal: Sequence[tuple[Selector, int]], often: int, sampled: int) -> int:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from recollect.data.batch import Batch
 from recollect.data.schema import Rows, Schema
 from recollect.errors import UnknownKey
 from recollect.rules.query import FieldType, Query
-from recollect.rules.selectors import Selector
+from recollect.rules.selectors import Mixed, Selector
 from recollect.storage.fields import FieldValue
 
 if TYPE_CHECKING:
@@ -339,3 +339,24 @@ class Storage(Protocol):
     def count(self, where: Where | None) -> int: ...
 
     def counts(self, fields: Sequence[str]) -> dict[Any, int]: ...
+
+
+@runtime_checkable
+class Dealer(Protocol):
+    """A storage that shows how it deals draws to the parts of mixtures.
+
+    Of one that does not, a table expects the worst: that an order gets them all.
+    """
+
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        """How many of the next n draws each part of a sampler gets; this changes nothing."""
+        ...
+
+
+@runtime_checkable
+class OwnSelectors(Protocol):
+    """A storage that executes other selectors than orders, weights, `Uniform` and mixtures."""
+
+    def executes(self, selector: Selector) -> bool:
+        """Whether it executes a selector of a user's own; a table refuses the others."""
+        ...

@@ -11,6 +11,7 @@ import contextlib
 import math
 import mmap
 import threading
+from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Bytes = NDArray[np.uint8]
+Allocate = Callable[[tuple[int, ...], Any], NDArray[Any]]  # how arrays get their memory
 
 LINE = 64  # bytes of a cache line
 LARGE = 1 << 20  # below this the C library's allocator reuses pages by itself

@@ -33,6 +33,7 @@ BUILT_IN: dict[str, FieldType] = {
     "nbytes": "int",
 }
 SETTABLE = ("priority", "task", "status", "version")  # and tags
+WEIGHTS = ("priority", "times_sampled", "version", "rows", "nbytes")  # may weigh items, and tags
 RESERVED = {*BUILT_IN, "keys", "probability", "weights", "row_offsets", "row_starts", "deliveries"}
 RESERVED |= {"table_size", "lease", "any", "all", "not", "field"}
 # What calls that take fields by name call their own arguments.
@@ -42,7 +43,7 @@ LARGEST_WEIGHT = 150.0  # the power of ten that priority ** alpha may reach
 ABSENT_INT = -(1 << 63)
 ABSENT_VERSION = -1
 
-_DTYPES: dict[FieldType, Any] = {
+DTYPES: dict[FieldType, Any] = {
     "int": np.int64,
     "float": np.float64,
     "bool": np.int8,
@@ -116,7 +117,7 @@ def _check_array(name: str, kind: FieldType, value: Any, items: int) -> Array:
             array[:] = scalars
         else:
             absent = absent_of(name, kind)
-            array = np.array([absent if v is None else v for v in scalars], _DTYPES[kind])
+            array = np.array([absent if v is None else v for v in scalars], DTYPES[kind])
     if array.shape != (items,):
         raise InvalidValue(
             f"{name}: expected one value, or one for each of {items} items, got "
@@ -133,7 +134,7 @@ def _check_numbers(name: str, kind: FieldType, array: Array) -> Array:
         )
     if kind == "int" and array.size:
         _check_range(name, int(array.min()), int(array.max()))
-    return array.astype(_DTYPES[kind])
+    return array.astype(DTYPES[kind])
 
 
 def _check_range(name: str, low: int, high: int) -> None:
@@ -191,7 +192,7 @@ class FieldArray(Texts):
         self.name = name
         self.kind = kind
         self.absent = absent_of(name, kind)
-        self.array: Array = np.full(size, self.absent, _DTYPES[kind])
+        self.array: Array = np.full(size, self.absent, DTYPES[kind])
         self._texts: tuple[list[str], Array] = ([], np.array([None], object))
 
     def resized(self, size: int) -> Array:
@@ -287,13 +288,57 @@ def check_priority(value: Any, items: int, alpha: float) -> NDArray[np.float64]:
     return array
 
 
-def check_weight(priority: float, alpha: float) -> None:
-    """Refuse a priority whose weight could not be added up with others."""
-    if priority > 1.0 and alpha * math.log10(priority) > LARGEST_WEIGHT:
+def check_weight(value: float, alpha: float, name: str = "priority") -> None:
+    """Refuse a priority, or a value of another field, whose weight could not be added up."""
+    if value > 1.0 and alpha * math.log10(value) > LARGEST_WEIGHT:
         raise InvalidValue(
-            f"priority: {priority:g} is too large for alpha {alpha:g}; keep priority ** alpha "
+            f"{name}: {value:g} is too large for alpha {alpha:g}; keep {name} ** alpha "
             f"below 1e{LARGEST_WEIGHT:.0f}"
         )
+
+
+def check_weighed(role: str, name: str, alpha: float) -> None:
+    """Refuse to weigh by a field that only tells items apart, or by too high a power of one."""
+    if name in BUILT_IN and name not in WEIGHTS:
+        raise InvalidValue(
+            f"{role}: {name!r} is no weight; weigh by {', '.join(WEIGHTS)} or a tag, or order by "
+            f"it with rc.Smallest({name!r}) or rc.Largest({name!r})"
+        )
+    if name in BUILT_IN:
+        check_weight(2.0**63, alpha, name)
+
+
+def check_weights(fields: Mapping[str, FieldValue], alphas: Mapping[str, float]) -> None:
+    """Refuse checked values that items cannot be weighed by; an absent one weighs nothing.
+
+    `alphas` has the fields that items are weighed by, and the power that each is raised to.
+    """
+    for name, alpha in alphas.items():
+        value = fields.get(name)
+        if value is None:
+            continue
+        values = np.atleast_1d(np.asarray(value))
+        kind: FieldType = "bool" if values.dtype.itemsize == 1 else "int"
+        absent = math.nan if values.dtype.kind == "f" else absent_of(name, kind)
+        wrong = values[((values < 0) & (values != absent)) | (values == math.inf)]
+        if wrong.size:
+            raise InvalidValue(
+                f"{name}: items are weighed by it, so expected finite numbers of 0 or more, got "
+                f"{wrong[0]:g}"
+            )
+        check_weight(float(values[values > 0].max(initial=0)), alpha, name)
+
+
+def unfit_weights(
+    alphas: Mapping[str, float], kinds: Mapping[str, FieldType]
+) -> list[dict[str, dict[str, float]]]:
+    """Queries that items meet which cannot be weighed by these fields."""
+    return [
+        {name: {verb: bound}}
+        for name, alpha in alphas.items()
+        if kinds[name] != "bool"
+        for verb, bound in (("lt", 0.0), ("gt", 10.0 ** (LARGEST_WEIGHT / alpha)))
+    ]
 
 
 def _priorities(value: Any, items: int) -> NDArray[np.float64]:

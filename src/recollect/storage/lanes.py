@@ -21,8 +21,7 @@ from recollect.data.schema import Schema
 from recollect.errors import SchemaError
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
-from recollect.storage.buffers import BufferPool
-from recollect.storage.rows import Allocate
+from recollect.storage.buffers import Allocate, BufferPool
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]

@@ -9,10 +9,8 @@ lost most of their rows are emptied by moving whole items to the end (`compact`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from copy import copy
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,110 +20,17 @@ from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Column, Rows, Schema
 from recollect.kernels import layout
 from recollect.storage.buffers import BufferPool
-from recollect.storage.copy_thread import SharedCopy
+from recollect.storage.row_reader import Directory, Reader, ReadPlan
+from recollect.storage.row_segment import Segment, Stretch, spread
 
 Ints = NDArray[np.int64]
-Array = NDArray[Any]
-Allocate = Callable[[tuple[int, ...], Any], Array]
 
 LARGEST = 8 << 20
 SMALLEST = 64 << 10
 HUGE = 2 << 20  # bytes of a huge page
 SLACK = 16 << 20  # bytes of dead rows that are never worth moving anything for
-SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 NO_SOURCE = (0, 0, 0)  # what kernels get for a column that is absent
-MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread
-MANY_ROWS = 256 << 10  # of rows, which lie anywhere: each waits for memory
 DEAD_SHARE = 0.2  # beyond the slack: dead bytes per live byte
-
-
-class Segment:
-    """One page of rows."""
-
-    __slots__ = ("base", "buffer", "most", "number", "origin", "owners", "rows", "serial",
-                 "stride", "tail")  # fmt: skip
-
-    def __init__(
-        self, buffer: NDArray[np.uint8], base: int, number: int, serial: int, stride: int
-    ) -> None:
-        self.buffer = buffer
-        self.stride = stride
-        self.most = buffer.size // stride  # rows
-        self.base = base  # its address
-        self.number = number
-        self.origin = number << 32  # the location of its first row
-        self.serial = serial  # how many were opened before it, and it
-        self.rows = 0
-        self.tail = buffer.size & ~7
-        self.owners: NDArray[np.int32] | None = None
-
-    @property
-    def used(self) -> int:
-        """Bytes that were written: records and varying cells."""
-        return self.rows * self.stride + self.buffer.size - self.tail
-
-    def owned_by(self) -> Ints:
-        """Slots whose items had rows here: some may have gone, or moved away."""
-        if self.owners is None:
-            return np.zeros(0, np.int64)
-        owners = np.unique(self.owners[: self.rows])
-        return owners[owners >= 0].astype(np.int64)
-
-
-class Stretch(NamedTuple):
-    """Some of the rows that come together, and where they go."""
-
-    segment: Segment
-    first: int  # row of the segment
-    begin: int  # of the rows that come,
-    end: int  # up to here
-
-
-class Directory(NamedTuple):
-    """What a reader needs of all segments at one moment; it stays as it is."""
-
-    entries: Ints  # [segment, (base, stride, columns)]
-    buffers: tuple[NDArray[np.uint8] | None, ...]
-
-
-class Cell:
-    """What a reader must know of one varying column, looked up once."""
-
-    __slots__ = ("element", "kind", "name", "nothing", "optional", "place", "ragged", "shape",
-                 "size")  # fmt: skip
-
-    def __init__(self, name: str, place: int, column: Column) -> None:
-        self.name = name
-        self.place = place  # among the columns that are read
-        self.ragged, self.optional = column.ragged, column.optional
-        self.kind: Any = column.kind
-        self.shape, self.element, self.size = column.shape, column.element, column.size
-        self.nothing = np.empty((0, *self.shape), self.element)  # the values where no row has any
-
-
-class Reading:
-    """Which columns are read, worked out once for all readers: the columns of a store, or some."""
-
-    __slots__ = ("fixed", "names", "numbers", "table", "varying", "whole", "width")
-
-    def __init__(
-        self, names: Sequence[str], columns: Sequence[Column], whole: Ints, places: Sequence[int]
-    ) -> None:
-        self.names = names
-        self.whole = whole  # the table of all columns, by which kernels know them
-        self.table = whole if list(places) == list(range(len(whole))) else whole[list(places)]
-        self.fixed = [
-            (place, column.shape, column.dtype)
-            for place, column in enumerate(columns)
-            if not column.ragged and not column.optional
-        ]
-        self.varying = [
-            Cell(names[place], place, column)
-            for place, column in enumerate(columns)
-            if column.ragged or column.optional
-        ]
-        self.width = sum(columns[place].size for place, _, _ in self.fixed)
-        self.numbers = np.array([places[cell.place] for cell in self.varying], np.int64)
 
 
 class RowStore:
@@ -172,7 +77,7 @@ class RowStore:
         self.stride = (offset + 3) & ~3 if self.varying else max(offset, 1)
         self.fixed_bytes = sum(c.size for c in self.columns if _cell_of(c) == layout.FIXED)
         self._sources = np.zeros(3 * len(table), np.int64)
-        self.reading = Reading(self.names, self.columns, table, range(len(table)))
+        self.reading = ReadPlan(self.names, self.columns, table, range(len(table)))
         self.row_bytes = np.array([self.fixed_bytes], np.int64)
         self._location = np.zeros(1, np.int64)  # what append returns for a single stretch,
         self._stretch = np.zeros((1, layout.STRETCH_BLOCK), np.int64)  # and claim
@@ -236,7 +141,7 @@ class RowStore:
         done, stride = 0, self.stride
         try:
             while done < count:
-                segment = self._segment_with_room(stride)
+                segment = self.segment_with_room(stride)
                 first = segment.rows
                 upto = min(done + (segment.tail - first * stride) // stride, count)
                 stretches.append(Stretch(segment, first, done, upto))
@@ -318,7 +223,7 @@ class RowStore:
             while done < items:
                 stored_before = int(ends[done - 1]) if done else 0
                 first_row = int(row_ends[done - 1]) if done else 0
-                segment = self._segment_with_room(int(sizes[done]))
+                segment = self.segment_with_room(int(sizes[done]))
                 room = segment.tail - segment.rows * self.stride
                 upto = int(np.searchsorted(ends, stored_before + room, side="right"))
                 starts = row_ends[done:upto] - counts[done:upto] - first_row + segment.rows
@@ -330,7 +235,8 @@ class RowStore:
             raise
         return locations, counts * self.fixed_bytes
 
-    def _segment_with_room(self, size: int) -> Segment:
+    def segment_with_room(self, size: int) -> Segment:
+        """The open segment if so many bytes fit, else a new one."""
         segment = self._open
         if segment is None or segment.tail - segment.rows * self.stride < size:
             segment = self._open_segment(size)
@@ -492,9 +398,7 @@ class RowStore:
         columns, present = self.pin(locations, per_item).gather(np.empty)
         flags = [(present or {}).get(name) for name in self.names]
         rows = Rows(int(per_item.sum()), [columns[name] for name in self.names], flags)
-        moved, _ = self.append(rows, per_item, locations.size)
-        if moved.size != locations.size:
-            moved = self._locations(int(moved[0]), per_item)
+        moved = spread(self.append(rows, per_item, locations.size)[0], per_item, locations.size)
         self.give_up(locations, per_item)
         return moved
 
@@ -504,198 +408,9 @@ class RowStore:
 
     def pin(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
         """Under the lock: fix what is to be read, so that it can be read without the lock."""
-        return Reader(self, self.directory, locations, per_item)
-
-
-class Reader:
-    """Rows that were chosen, and the segments that hold them."""
-
-    __slots__ = ("_columns", "_directory", "_kernels", "_locations", "_reading", "_rows")
-
-    def __init__(
-        self,
-        store: RowStore,
-        directory: Directory,
-        locations: Ints,
-        per_item: NDArray[np.int32] | None,
-    ) -> None:
-        self._directory = directory
-        self._locations = locations
-        self._rows = per_item
-        self._kernels = store._kernels
-        self._columns = store.columns
-        self._reading = store.reading
-
-    def at(self, locations: Ints, per_item: NDArray[np.int32] | None) -> Reader:
-        """A reader of other rows, as of the same moment."""
-        other = copy(self)
-        other._locations, other._rows = locations, per_item
-        return other
-
-    def narrow(self) -> None:
-        """Hold only the segments that are needed: for readers that are kept for long."""
-        needed = set(np.unique(self._locations >> 32).tolist())
-        buffers = self._directory.buffers
-        kept = tuple(b if n in needed else None for n, b in enumerate(buffers))
-        self._directory = Directory(self._directory.entries, kept)
-
-    def gather(
-        self, allocate: Allocate, names: Sequence[str] | None = None
-    ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
-        """Copy the rows into new columns; also, for optional columns, which cells are present."""
-        gathering = self.begin(allocate, names)
-        gathered = gathering.columns()
-        gathering.finish()
-        return gathered
-
-    def begin(self, allocate: Allocate, names: Sequence[str] | None = None) -> Gathering:
-        """Find out what `gather` copies, and have another thread begin with it if it is much."""
-        reading = self._reading if names is None else self._only(names)
-        locations = self._locations
-        if self._rows is not None:
-            locations = np.empty(int(self._rows.sum()), np.int64)
-            self._kernels.rows.expand(self._locations, self._rows, locations)
-        gathering = Gathering(self._kernels, self._directory, reading, locations, allocate)
-        if reading.varying:
-            gathering.begin(*self._measure(reading, locations))
-        elif locations.size * reading.width >= MANY_ROWS:
-            gathering.begin_rows()
-        return gathering
-
-    def collect(
-        self, allocate: Allocate
-    ) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
-        """`gather`, for rows that lie side by side for the most part: column by column."""
-        reading, locations = self._reading, self._locations
-        cuts = np.flatnonzero(np.diff(locations) != 1) + 1
-        if reading.varying or self._rows is not None or cuts.size * SHORT_RUN > locations.size:
-            return self.gather(allocate)
-        arrays = [allocate((len(locations), *shape), dtype) for _, shape, dtype in reading.fixed]
-        for begin, end in pairwise([0, *cuts.tolist(), len(locations)]):
-            segment, row = int(locations[begin]) >> 32, int(locations[begin]) & 0xFFFFFFFF
-            base, stride, _ = self._directory.entries[segment].tolist()
-            self._kernels.rows.take_fixed(base, stride, row, begin, end, reading.table, id(arrays))
-        return dict(zip(reading.names, arrays, strict=True)), None
-
-    def _only(self, names: Sequence[str]) -> Reading:
-        places = [self._reading.names.index(name) for name in names]
-        columns = [self._columns[place] for place in places]
-        return Reading(list(names), columns, self._reading.whole, places)
-
-    def payload(self) -> Ints:
-        """Bytes of payload of each row."""
-        reading = self._reading
-        fixed = sum(self._columns[place].size for place, _, _ in reading.fixed)
-        if not reading.varying:
-            return np.full(len(self._locations), fixed, np.int64)
-        sizes = np.array([cell.size for cell in reading.varying], np.int64)
-        offsets, _ = self._measure(reading, self._locations)
-        total: Ints = fixed + sizes @ np.diff(offsets)
-        return total
-
-    def _measure(self, reading: Reading, locations: Ints) -> tuple[Ints, NDArray[np.int8]]:
-        """Offsets and presence of the varying columns."""
-        offsets = np.empty((len(reading.varying), len(locations) + 1), np.int64)
-        flags = np.empty((len(reading.varying), len(locations)), np.int8)
-        self._kernels.rows.measure(
-            self._directory.entries, locations, reading.whole, reading.numbers, offsets, flags
+        return Reader(
+            self._kernels, self.columns, self.reading, self.directory, locations, per_item
         )
-        return offsets, flags
-
-
-class Gathering:
-    """Rows that are being copied."""
-
-    __slots__ = (
-        "_allocate", "_arrays", "_copying", "_directory", "_kernels", "_locations", "_present",
-        "_reading",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        kernels: Any,
-        directory: Directory,
-        reading: Reading,
-        locations: Ints,
-        allocate: Allocate,
-    ) -> None:
-        self._kernels = kernels
-        self._directory = directory
-        self._reading = reading
-        self._locations = locations
-        self._allocate = allocate
-        self._arrays: list[Any] = [None] * len(reading.names)
-        self._present: dict[str, NDArray[np.bool_]] = {}
-        self._copying: SharedCopy | None = None
-
-    def begin(self, offsets: Ints, flags: NDArray[np.int8]) -> None:
-        """Make the varying columns; somebody begins to copy their cells."""
-        reading, locations, allocate = self._reading, self._locations, self._allocate
-        values: list[Array] = []
-        nbytes = 0
-        for cell, length in zip(reading.varying, offsets[:, -1].tolist(), strict=True):
-            if not cell.ragged:
-                array = allocate((len(locations), *cell.shape), cell.element)
-                array.fill(0)
-            elif length:
-                array = allocate((length, *cell.shape), cell.element)
-            else:
-                array = cell.nothing
-            nbytes += array.nbytes
-            values.append(array)
-        arguments = (self._directory.entries, locations, reading.whole, reading.numbers, offsets)
-        self._copying = SharedCopy(
-            self._kernels, arguments, values, self._directory, worth=nbytes >= MANY_CELLS
-        )
-        arrays, present = self._arrays, self._present
-        flags_of = flags.view(np.bool_)
-        for number, cell in enumerate(reading.varying):
-            column: Any = values[number]
-            if cell.ragged:
-                column = Ragged._make(column, offsets[number], cell.kind)
-            arrays[cell.place] = column
-            if cell.optional:
-                present[cell.name] = flags_of[number]
-
-    def begin_rows(self) -> None:
-        """Make columns that are all fixed; somebody begins to copy them."""
-        arguments = self._make_fixed()
-        self._copying = SharedCopy(
-            self._kernels, arguments, self._arrays, self._directory, worth=True, cells=False
-        )
-
-    def _make_fixed(self) -> tuple[Ints, Ints, Ints]:
-        """Make the fixed columns; returns what `gather` takes to fill them."""
-        arrays, count = self._arrays, len(self._locations)
-        for place, shape, dtype in self._reading.fixed:
-            arrays[place] = self._allocate((count, *shape), dtype)
-        return self._directory.entries, self._locations, self._reading.table
-
-    def columns(self) -> tuple[dict[str, Any], dict[str, NDArray[np.bool_]] | None]:
-        """What `Reader.gather` returns, complete after `finish`."""
-        reading, arrays = self._reading, self._arrays
-        if reading.fixed and arrays[reading.fixed[0][0]] is None:
-            self._kernels.rows.gather(*self._make_fixed(), id(arrays))
-        return dict(zip(reading.names, arrays, strict=True)), self._present or None
-
-    @property
-    def shared(self) -> bool:
-        """Whether another thread copies, so that it is worth to do something else meanwhile."""
-        return self._copying is not None and self._copying.shared
-
-    def finish(self) -> None:
-        """Copy what is left to copy."""
-        if self._copying is not None:
-            self._copying.finish()
-
-
-def stretches_of(locations: Ints, count: int) -> Ints:
-    """How a kernel sees rows that are stored: one location stands for rows side by side."""
-    if locations.size == 1:
-        return np.array([[0, locations[0], count]])
-    begins = np.flatnonzero(np.diff(locations, prepend=locations[0] - 2) != 1)
-    ends = np.append(begins[1:], count)
-    return np.stack([np.zeros_like(begins), locations[begins], ends], axis=1)
 
 
 def _cell_of(column: Column) -> int:

@@ -12,7 +12,12 @@ from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, SchemaError
 from recollect.rules.selectors import Selector
 from recollect.storage.base import Where
-from recollect.storage.fields import check_priority, check_weight
+from recollect.storage.fields import (
+    check_priority,
+    check_weight,
+    check_weights,
+    unfit_weights,
+)
 from recollect.table.checks import check_versions, checked_field, settable
 from recollect.table.core import TableCore
 from recollect.table.effects import Updated
@@ -34,6 +39,8 @@ def checked_fields(core: TableCore, fields: Mapping[str, Any], count: int) -> di
             checked[name] = checked_field(name, value, count, core.fields.tags)
     if core.rules.ages and "version" in checked:
         check_versions(checked, count)
+    if core.rules.weighed:
+        check_weights(checked, core.rules.weighed)
     return checked
 
 
@@ -117,6 +124,13 @@ def set_selectors(core: TableCore, sampler: Selector, remover: Selector) -> None
             "half_life: it ages items by their version, and some stored items have none"
         )
     check_weight(core.storage.highest_priority(), rules.alpha)
+    unfit = unfit_weights(rules.weighed, core.fields.kinds)
+    for query in unfit if core.schemas.rows is not None else ():
+        if core.storage.count(core.fields.where(query)):
+            raise InvalidValue(
+                f"{next(iter(query))}: to weigh items by it takes finite numbers of 0 or more, and "
+                "some stored items have others; update them, or delete them"
+            )
     core.rules = rules
     core.storage.keep_indexes([sampler, remover])
     core.gate.wake_all()

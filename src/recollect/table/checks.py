@@ -15,10 +15,11 @@ from recollect.base.clock import Clock
 from recollect.data.schema import Schema
 from recollect.errors import InvalidValue, shown
 from recollect.rules.limiters import Limiter
+from recollect.rules.natures import check_executable
 from recollect.rules.query import FieldType
-from recollect.rules.selectors import Selector, fields_used
-from recollect.storage.base import Storage
-from recollect.storage.fields import BUILT_IN, SETTABLE, FieldValue, check_value
+from recollect.rules.selectors import Selector, fields_used, weighed_fields
+from recollect.storage.base import OwnSelectors, Storage
+from recollect.storage.fields import BUILT_IN, SETTABLE, FieldValue, check_value, check_weighed
 
 VERBS = [name for name in vars(Storage) if not name.startswith("_")]
 
@@ -40,11 +41,20 @@ def checked_partition(given: Any, tags: Mapping[str, FieldType]) -> tuple[str, .
     return fields
 
 
-def checked_selector(role: str, selector: Any, kinds: Mapping[str, str]) -> Selector:
-    """A selector that orders and weighs by fields that a table has."""
+def checked_selector(
+    role: str, selector: Any, kinds: Mapping[str, str], storage: Storage | None = None
+) -> Selector:
+    """A selector that orders and weighs by fields that a table has, as storages can execute it.
+
+    A storage may say that it executes more than others do.
+    """
     if not isinstance(selector, Selector):
         raise InvalidValue(f"{role}: expected a selector such as rc.Fifo(), got {shown(selector)}")
+    check_executable(
+        role, selector, storage.executes if isinstance(storage, OwnSelectors) else None
+    )
     numbers = [name for name, kind in kinds.items() if kind != "str"]
+    weighed = weighed_fields(selector)
     for name in fields_used(selector):
         if name not in kinds:
             raise InvalidValue(
@@ -53,8 +63,11 @@ def checked_selector(role: str, selector: Any, kinds: Mapping[str, str]) -> Sele
             )
         if name not in numbers:
             raise InvalidValue(
-                f"{role}: {name!r} is text, which has no order; use one of {', '.join(numbers)}"
+                f"{role}: {name!r} is text, which has no {'weight' if name in weighed else 'order'}"
+                f"; use one of {', '.join(numbers)}"
             )
+        if name in weighed:
+            check_weighed(role, name, weighed[name])
     return selector
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from recollect.base.arguments import flag, many, time_span, whole
 from recollect.base.leases import Lease
 from recollect.data.batch import Batch
 from recollect.errors import NeverPossible
 from recollect.rules.selectors import Mixed, Ordered, Selector, Uniform, different_items
-from recollect.storage.base import Chosen, Storage, Where
-from recollect.storage.shares import Credits, dealt
+from recollect.storage.base import Chosen, Dealer, Storage, Where
 from recollect.table.checks import checked_owner
 from recollect.table.core import TableCore
 from recollect.table.lease_verbs import lease_out, return_lease
@@ -167,26 +166,9 @@ def _blocked(
     return Blocked(needs, max(inserts, missing, 1))
 
 
-@runtime_checkable
-class _Dealer(Protocol):
-    """Keeps what rounding owes to the parts of mixtures."""
-
-    _credits: Credits
-
-
-@runtime_checkable
-class _WithDealer(Protocol):
-    """A storage that leaves it to another object to choose."""
-
-    _choosing: _Dealer
-
-
 def _next_deal(storage: Storage, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
     """How a storage will deal its next n draws; where it does not show it, the worst there is."""
-    dealer = storage._choosing if isinstance(storage, _WithDealer) else storage
-    if isinstance(dealer, _Dealer):
-        account = (mixture, False)
-        credits = {account: dealer._credits[account].copy()} if account in dealer._credits else {}
-        return dealt(credits, mixture, n, evicting=False)
+    if isinstance(storage, Dealer):
+        return storage.next_deal(mixture, n)
     orders = [part for part, share in mixture.selectors if share and isinstance(part, Ordered)]
     return [(orders[0] if orders else Uniform(), n)]

@@ -15,7 +15,7 @@ from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows, Schema
 from recollect.errors import NeverPossible, SchemaError, shown
 from recollect.storage.base import NewItems
-from recollect.storage.fields import check_priority
+from recollect.storage.fields import check_priority, check_weights
 from recollect.table.checks import check_bytes, check_versions, checked_field
 from recollect.table.core import TableCore
 from recollect.table.effects import Inserted
@@ -134,6 +134,8 @@ def checked_insert(
         request = check_request(request)
     if core.rules.ages:
         check_versions(fields, count)
+    if core.rules.weighed:
+        check_weights(fields, core.rules.weighed)
     if count > core.capacity:
         raise NeverPossible(
             f"an insert of {count} items never fits table {core.name!r} of capacity "

@@ -23,7 +23,7 @@ from recollect.durability.format import schema_to_json
 from recollect.durability.journal.journal import as_journal
 from recollect.durability.journal.journaled import PINNED, Journaled
 from recollect.durability.journal.open_journal import OpenJournal
-from recollect.durability.journal.payload import pinned
+from recollect.durability.journal.payload import Pinned
 from recollect.durability.journal.records import (
     AMENDED,
     ARCHIVED,
@@ -39,7 +39,6 @@ from recollect.durability.journal.records import (
 )
 from recollect.durability.snapshot.members import Member
 from recollect.errors import InvalidValue
-from recollect.kernels import layout
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
 from recollect.table.effects import (
@@ -106,7 +105,7 @@ class JournaledTable(Journaled):
         core.effects.add(self)
         storage = core.storage
         assert isinstance(storage, MemoryStorage)
-        storage._segments.lent = PINNED
+        storage.stores.lend(PINNED)
         self.number = self.durable_number = core.effects.number
         if core.schemas.rows is not None and not self.position:
             self.columns(core.schemas.rows, core.schemas.shared)
@@ -134,17 +133,15 @@ class JournaledTable(Journaled):
             about = {"fields": fields} if fields else None
             self.tell(UPDATED, number=number, keys=keys, values=np.array(values), about=about)
         elif isinstance(effect, Amended):
-            storage = self.core.storage
-            assert isinstance(storage, MemoryStorage)
-            per_item = storage._items.rows(storage._items.slots_of(keys))
-            size = int(storage._items.nbytes(storage._items.slots_of(keys)).sum())
-            rows = pinned(storage, keys, shared=False)
+            storage = self._storage()
+            per_item, size = storage.sizes_of(keys)
+            rows = Pinned(*storage.pinned(keys, shared=False))
             self.tell(AMENDED, number=number, keys=keys, per_item=per_item, late=rows, nbytes=size)
         else:
             self.tell(PLAIN[type(effect)], number=number, keys=keys)
 
     def _inserted(self, effect: Inserted) -> None:
-        new, storage = effect.new, self.core.storage
+        new, storage = effect.new, self._storage()
         about: dict[str, Any] = {}
         if new.fields:
             about["fields"] = dict(new.fields)
@@ -159,7 +156,8 @@ class JournaledTable(Journaled):
         per_item = new.per_item if new.per_item is ONE_ROW else new.per_item.copy()
         self.tell(
             INSERTED, number=effect.number, keys=effect.keys, values=priority, per_item=per_item,
-            at=new.inserted_at, about=about or None, payload=pinned(storage, effect.keys),
+            at=new.inserted_at, about=about or None,
+            payload=Pinned(*storage.pinned(effect.keys, shared=True)),
             nbytes=_size(new.rows) + (0 if new.shared is None else _size(new.shared)),
         )  # fmt: skip
 
@@ -170,16 +168,7 @@ class JournaledTable(Journaled):
         return self._priority
 
     def state(self) -> dict[str, Any]:
-        storage = self.core.storage
-        assert isinstance(storage, MemoryStorage)
-        return {
-            **self.core.counts.capture(),
-            "random": storage._random.tolist(),
-            "credits": [
-                [repr(mixed), evicting, credit.tolist()]
-                for (mixed, evicting), credit in storage._credits.items()
-            ],
-        }
+        return {**self.core.counts.capture(), **self._storage().executor.capture()}
 
     def used(self) -> bool:
         return self.core.counts.inserts > 0
@@ -219,28 +208,26 @@ class JournaledTable(Journaled):
                 "table %r has less room than its journal: %d items were evicted",
                 core.name, before - len(storage),
             )  # fmt: skip
-        storage._items._capacity = core.capacity
+        storage.items.capacity = core.capacity
 
     def progress(self) -> tuple[int, ...]:
-        block = self._block()
-        return self.core.effects.number, int(block[layout.ORIGIN]), int(block[layout.COUNTER])
+        return self.core.effects.number, self._storage().items.next_key
 
     def rewound(self, progress: tuple[int, ...]) -> None:
         """Effects and keys go on counting: those that were given out mean what they meant."""
-        number, origin, counter = progress
-        effects, block = self.core.effects, self._block()
+        number, next_key = progress
+        effects = self.core.effects
         effects.number = max(effects.number, number)
-        if int(block[layout.ORIGIN]) == origin:
-            block[layout.COUNTER] = max(int(block[layout.COUNTER]), counter)
+        self._storage().items.skip_keys(next_key)
         self.number = effects.number
 
-    def _block(self) -> Ints:
+    def after_loss(self) -> None:
+        self._storage().items.next_key += LOST
+
+    def _storage(self) -> MemoryStorage:
         storage = self.core.storage
         assert isinstance(storage, MemoryStorage)
-        return storage._items.block
-
-    def after_loss(self) -> None:
-        self._block()[layout.COUNTER] += LOST
+        return storage
 
 
 def open_journal(core: TableCore, journal: Any) -> None:

@@ -12,7 +12,8 @@ from recollect.durability.journal.open_journal import OpenJournal
 from recollect.durability.snapshot.ledger import Ledger
 from recollect.durability.snapshot.members import Captured, Member, check_kind
 from recollect.errors import SnapshotError
-from recollect.storage.memory.capture import Pages, Saved, finish
+from recollect.storage.memory.capture import Pages, finish
+from recollect.storage.memory.saved_items import Saved
 from recollect.table.core import TableCore
 from recollect.table.counts import TableCounts
 from recollect.table.state import capture_table, check_alike, in_memory, reset_table, restore_table

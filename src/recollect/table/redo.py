@@ -36,9 +36,8 @@ from recollect.durability.journal.records import (
     rows_of,
 )
 from recollect.errors import JournalError
-from recollect.kernels import layout
 from recollect.storage.base import NewItems
-from recollect.storage.fields import _DTYPES, absent_of
+from recollect.storage.fields import DTYPES, absent_of
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
 
@@ -115,7 +114,7 @@ class TableReplay:
                 fields["priority"] = told.values
             storage.update(keys, fields)
         elif told.kind == LEASED:
-            self._add_times(keys, np.ones(keys.size, np.int64))
+            storage.add_times(keys, np.ones(keys.size, np.int64))
             storage.hide(keys)
             self._leased.update(keys.tolist())
             core.counts.samples += keys.size
@@ -126,7 +125,7 @@ class TableReplay:
             self._leased.difference_update(keys.tolist())
             storage.show(keys, returned=False)
         elif told.kind == SAMPLED:
-            self._add_times(keys, told.values.astype(np.int64))
+            storage.add_times(keys, told.values.astype(np.int64))
             core.counts.samples += int(told.values.sum())
         elif told.kind == COLUMNS:
             self._set_columns(told.about)
@@ -162,22 +161,20 @@ class TableReplay:
                 core.requests.remember((producer, number), each.keys)
 
     def _put(self, keys: Keys, new: NewItems, told: Sequence[Told]) -> None:
-        storage, items = self._storage, self._storage._items
-        first = int(keys[0])
-        items.block[layout.COUNTER] = first & layout.COUNTER_MASK
-        items.block[layout.ORIGIN] = np.uint64(first & ~layout.COUNTER_MASK).view(np.int64)
+        storage, items = self._storage, self._storage.items
+        items.next_key = int(keys[0])
         room = len(storage) + new.count
-        if room > items._capacity:  # a table that is smaller now is trimmed when all is replayed
-            items._capacity = room
+        if room > items.capacity:  # a table that is smaller now is trimmed when all is replayed
+            items.capacity = room
         if not np.array_equal(storage.insert(new), keys):
             raise JournalError("the journal has keys that do not follow each other")
         if any(each.at != new.inserted_at for each in told):
             times = np.repeat([each.at for each in told], [each.keys.size for each in told])
-            items.owned[layout.A_INSERTED][items.slots_of(keys)] = times
+            items.set_inserted_at(keys, times)
 
     def by_arrival_time(self) -> bool:
         """Whether somebody orders items by when they came: then each comes by itself."""
-        return self._storage._indexing.orders_by("inserted_at")
+        return self._storage.index_set.orders_by("inserted_at")
 
     def remove(self, keys: Keys, reason: str) -> None:
         """Items left."""
@@ -210,7 +207,7 @@ class TableReplay:
             array[:] = values
             return array
         absent = absent_of(name, kind)
-        return np.array([absent if v is None else v for v in values], _DTYPES[kind])
+        return np.array([absent if v is None else v for v in values], DTYPES[kind])
 
     def _fields_of(self, told: Sequence[Told]) -> dict[str, Any]:
         if len(told) == 1:
@@ -224,15 +221,6 @@ class TableReplay:
                 values += value if isinstance(value, list) else [value] * each.keys.size
             fields[name] = self._array(name, values)
         return fields
-
-    def _add_times(self, keys: Keys, times: Ints) -> None:
-        """Items were sampled so often; those that have gone are passed over."""
-        storage = self._storage
-        slots = storage._items.slots_of(keys)
-        here = slots >= 0
-        hidden = storage.hide(keys[here])
-        storage._items.times[slots[here]] += times[here].astype(np.int32)
-        storage.show(hidden, returned=False)
 
     def _amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32]) -> None:
         schema, storage = self.core.schemas.rows, self._storage
@@ -267,15 +255,9 @@ class TableReplay:
     # -- leases -----------------------------------------------------------------------------------
     def lease_again(self, keys: Keys) -> None:
         """A snapshot was loaded, which takes what was leased as given back: undo that."""
-        storage = self._storage
-        found = storage.find(keys, None, visible=True)
-        if found.size:
-            self._add_times(found, np.ones(found.size, np.int64))
-            slots = storage._items.slots_of(found)
-            storage._items.owned[layout.A_DELIVERIES][slots] -= 1
-            storage.hide(found)
-            self._leased.update(found.tolist())
-            self.core.counts.samples += found.size
+        found = self._storage.lease_again(keys)
+        self._leased.update(found.tolist())
+        self.core.counts.samples += found.size
 
     def end_leases(self) -> bool:
         """What is leased is available again, and a delivery is counted; whether there was any."""
@@ -291,13 +273,8 @@ def restore_counts(core: TableCore, state: dict[str, Any]) -> None:
     storage = core.storage
     assert isinstance(storage, MemoryStorage)
     core.counts.restore(state)
-    storage._random[:] = np.array(state["random"], np.uint64)
-    mixtures: dict[str, Any] = {
-        repr(each): each for each in (core.rules.sampler, core.rules.remover)
-    }
-    for name, evicting, credit in state["credits"]:
-        if name in mixtures:
-            storage._credits[mixtures[name], evicting] = np.array(credit)
+    selectors = (core.rules.sampler, core.rules.remover)
+    storage.executor.restore(state, {repr(each): each for each in selectors})
 
 
 class _Run:

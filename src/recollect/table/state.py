@@ -14,7 +14,9 @@ from recollect.data.batch import Batch
 from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.errors import SnapshotError
-from recollect.storage.memory.capture import Capture, Pages, Saved, capture, restore
+from recollect.storage.memory.capture import Capture, Pages, capture
+from recollect.storage.memory.restoration import restore
+from recollect.storage.memory.saved_items import Saved
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
 

@@ -102,7 +102,7 @@ class Table:
         checkpoint: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        tag_kinds = parse_tags(tags)
+        tag_kinds, storage = parse_tags(tags), checked_storage(storage)
         kinds = {**BUILT_IN, **tag_kinds}
         items = whole("capacity", capacity, 1, LARGEST_CAPACITY)
         nbytes = None if capacity_bytes is None else whole("capacity_bytes", capacity_bytes, 1)
@@ -113,11 +113,13 @@ class Table:
             whole("max_times_sampled", max_times_sampled, 0, 1 << 30),
             FieldSet(tag_kinds, checked_partition(partition_by, tag_kinds)),
             RuleSet(
-                checked_selector("sampler", Uniform() if sampler is None else sampler, kinds),
-                checked_selector("remover", Fifo() if remover is None else remover, kinds),
+                checked_selector(
+                    "sampler", Uniform() if sampler is None else sampler, kinds, storage
+                ),
+                checked_selector("remover", Fifo() if remover is None else remover, kinds, storage),
                 checked_limiter(MinSize(1) if limiter is None else limiter, items),
             ),
-            checked_storage(storage),
+            storage,
             SystemClock() if clock is None else checked_clock(clock),
             flag("checkpoint", checkpoint),
             None if seed is None else whole("seed", seed, 0),
@@ -530,9 +532,7 @@ class Table:
 
     @sampler.setter
     def sampler(self, sampler: Selector) -> None:
-        self._set_selectors(
-            checked_selector("sampler", sampler, self.core.fields.kinds), self.core.rules.remover
-        )
+        self._set_selectors(self._checked("sampler", sampler), self.remover)
 
     @property
     def remover(self) -> Selector:
@@ -541,9 +541,10 @@ class Table:
 
     @remover.setter
     def remover(self, remover: Selector) -> None:
-        self._set_selectors(
-            self.core.rules.sampler, checked_selector("remover", remover, self.core.fields.kinds)
-        )
+        self._set_selectors(self.sampler, self._checked("remover", remover))
+
+    def _checked(self, role: str, selector: Selector) -> Selector:
+        return checked_selector(role, selector, self.core.fields.kinds, self.core.storage)
 
     def _set_selectors(self, sampler: Selector, remover: Selector) -> None:
         with self.core.transaction():

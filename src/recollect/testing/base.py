@@ -64,7 +64,7 @@ class StorageTests:
         numbers = range(start, start + count)
         items = [_item(pair, number) for number in numbers]
         fields = {"task": TASKS, "status": STATUSES, **TAG_VALUES}
-        steps = dict(zip(fields, (1, 3, 5, 2, 7, 3), strict=True))
+        steps = dict(zip(fields, (1, 3, 5, 2, 7, 3, 2, 3), strict=True))
         given: dict[str, Any] = {
             name: [values[number * steps[name] % len(values)] for number in numbers]
             for name, values in fields.items()

@@ -22,17 +22,20 @@ from recollect.rules.selectors import (
     Smallest,
     StalestFirst,
     Uniform,
+    Weighted,
 )
 from recollect.testing.model import Item, Predicate
 
 TASKS = ("math", "code", "chat", None)
 STATUSES = ("done", "failed", None)
-TAGS = {"score": float, "level": int, "hard": bool, "kind": str}
+TAGS = {"score": float, "level": int, "hard": bool, "kind": str, "worth": float, "size": int}
 TAG_VALUES: dict[str, tuple[Any, ...]] = {
     "score": (0.0, -0.5, 0.25, 3.5, None),
     "level": (-2, 0, 1, 7, None),
     "hard": (True, False, None),
     "kind": ("a", "b", "", None),
+    "worth": (0.0, 0.5, 2.0, 7.0, None),  # never negative: items may be weighed by it
+    "size": (3, 0, 1, None),
 }
 PRIORITIES = (0.0, 0.1, 0.5, 1.0, 1.0, 2.0, 7.5)
 
@@ -66,6 +69,12 @@ CHANCES: list[Selector] = [
     Prioritized(alpha=0.0, beta=Linear(0.4, 1.0, 10), normalize="table"),
     Prioritized(alpha=2.0, normalize="table"),
     Prioritized(alpha=1.0, half_life=2.0),
+    Weighted("worth"),
+    Weighted("size", alpha=0.5, beta=1.0, stratified=False, normalize=None),
+    Weighted("worth", alpha=2.0, half_life=1.0, normalize="table"),
+    Weighted("times_sampled", normalize="table"),
+    Weighted("hard"),
+    Weighted("nbytes", alpha=2.0),
     Prioritized(half_life=0.5, normalize="table", stratified=False),
 ]
 MIXTURES: list[Selector] = [
@@ -73,6 +82,8 @@ MIXTURES: list[Selector] = [
     Mixed(((Prioritized(), 0.7), (Fifo(), 0.3))),
     Mixed(((Smallest("priority"), 0.6), (Largest("version"), 0.4))),
     Mixed(((Uniform(), 1), (Prioritized(alpha=1.0), 1), (StalestFirst(), 1))),
+    Mixed(((Weighted("worth"), 0.5), (Prioritized(), 0.25), (Fifo(), 0.25))),
+    Mixed(((Weighted("times_sampled"), 0.5), (Weighted("rows"), 0.5))),
 ]
 REMOVERS: list[Selector] = [
     Fifo(),
@@ -82,6 +93,8 @@ REMOVERS: list[Selector] = [
     StalestFirst(),
     Uniform(),
     Prioritized(alpha=1.0),
+    Weighted("times_sampled"),
+    Weighted("worth", alpha=0.5),
     Mixed(((Smallest("score"), 0.5), (Fifo(), 0.5))),
 ]
 # Text that would do harm in a language that a storage might write its queries in.

@@ -17,7 +17,7 @@ from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.data.schema import Column
 from recollect.errors import NeverPossible, WaitTimeout
-from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.rules.selectors import Linear, Mixed, Ordered, Proportional, Selector
 from recollect.testing.limiter_model import LimiterModel
 
 Predicate = Callable[["Item"], bool]
@@ -175,27 +175,26 @@ class Model(LimiterModel):
 
         return sorted(items, key=place)
 
-    def weigh(self, selector: Prioritized, items: list[Item]) -> list[float]:
-        weights = [i.fields["priority"] ** selector.alpha for i in items]
-        weights = [
-            w if i.fields["priority"] > 0 else 0.0 for w, i in zip(weights, items, strict=True)
-        ]
+    def weigh(self, selector: Selector, items: list[Item]) -> dict[int, float]:
+        """The weight of each item, by key; absent values weigh nothing."""
+        if not isinstance(selector, Proportional):
+            return {i.key: 1.0 for i in items}
+        values = {i.key: float(i.value(selector.by) or 0) for i in items}
+        weights = {key: v**selector.alpha if v > 0 else 0.0 for key, v in values.items()}
         if selector.half_life is not None:
-            positive = [i.fields["version"] for i, w in zip(items, weights, strict=True) if w > 0]
-            newest = max(positive, default=0)
-            ages = [(i.fields["version"] - newest) / selector.half_life for i in items]
-            weights = [w * 2.0 ** max(age, -900.0) for w, age in zip(weights, ages, strict=True)]
+            newest = max((i.fields["version"] for i in items if weights[i.key] > 0), default=0)
+            for i in items:
+                age = (i.fields["version"] - newest) / selector.half_life
+                weights[i.key] *= 2.0 ** max(age, -900.0)
         return weights
 
-    def chances(self, selector: Selector, items: list[Item]) -> dict[int, float]:
+    def chances(self, weights: dict[int, float], items: list[Item]) -> dict[int, float]:
         """The probability of each item in one draw, by key."""
-        weights = [1.0] * len(items)
-        if isinstance(selector, Prioritized):
-            weights = self.weigh(selector, items)
-            if not any(weights):
-                weights = [1.0] * len(items)
-        total = math.fsum(weights)
-        return {item.key: w / total for item, w in zip(items, weights, strict=True)}
+        own = [weights[item.key] for item in items]
+        if not any(own):
+            own = [1.0] * len(items)
+        total = math.fsum(own)
+        return {item.key: w / total for item, w in zip(items, own, strict=True)}
 
     def shares(self, role: str, selector: Selector, n: int) -> list[tuple[Selector, int]]:
         """How many of n items each selector of a mixture gets; what rounding owes is kept."""
@@ -268,10 +267,10 @@ class Model(LimiterModel):
         assert after <= self.bound
         if len(gone) > over:  # the last one to go was needed
             assert any(after + item.nbytes > self.bound for item in gone)
-        if isinstance(self.remover, Prioritized):
-            stayed = [i for i in self.visible() if i not in gone and i not in kept]
-            if any(i.fields["priority"] == 0 for i in gone):
-                assert not any(i.fields["priority"] > 0 for i in stayed)
+        weights = self.weigh(self.remover, self.items)
+        stayed = [i for i in self.visible() if i not in gone and i not in kept]
+        if any(weights[i.key] == 0 for i in gone):
+            assert not any(weights[i.key] > 0 for i in stayed)
 
     def remove(self, items: list[Item]) -> None:
         self.removals += len(items)
@@ -283,6 +282,7 @@ class Model(LimiterModel):
         size = len(self.items)
         pool = self.visible(where)
         start = list(pool)
+        before = self.chances(self.weigh(self.sampler, start), start)
         drawn: list[Item] = []
         sequential: list[float] = []
         owners: list[Selector] = []
@@ -302,7 +302,7 @@ class Model(LimiterModel):
         self.samples += n
         assert info.times_sampled.tolist() == [item.times_sampled for item in drawn]
         assert info.table_size == size
-        self._check_chances(drawn, start, replace, sequential, owners, info)
+        self._check_chances(drawn, start, before, replace, sequential, owners, info)
         self.sample_calls += 1
         return drawn
 
@@ -323,15 +323,15 @@ class Model(LimiterModel):
     ) -> list[Item]:
         """Follow random draws one after another."""
         chosen = []
-        zeros = [i for i in candidates if i.fields["priority"] == 0]
-        first = self.chances(selector, candidates)
-        now = first
+        weights = self.weigh(selector, candidates)  # when the call begins, whatever it counts
+        zeros = [weight for weight in weights.values() if weight == 0]
+        first = now = self.chances(weights, candidates)
         for key in keys:
             item = next((i for i in candidates if i.key == key), None)
             assert item is not None, f"{key} was drawn, and it is not among the candidates"
             if self.max_times_sampled or not replace:
-                now = self.chances(selector, candidates)
-            assert now[key] > 0, "a zero priority was drawn while another is positive"
+                now = self.chances(weights, candidates)
+            assert now[key] > 0, "an item without weight was drawn while another has some"
             chance = now[key]
             if not replace:
                 chance = first[key] if first[key] > 0 else 1 / len(zeros)
@@ -346,6 +346,7 @@ class Model(LimiterModel):
         self,
         drawn: list[Item],
         start: list[Item],
+        before: dict[int, float],
         replace: bool,
         sequential: list[float],
         owners: list[Selector],
@@ -359,7 +360,7 @@ class Model(LimiterModel):
                 self._check_mixture(selector, drawn, start, owners, info)
             return
         np.testing.assert_allclose(info.probability, sequential, rtol=1e-9, atol=1e-250)
-        if not isinstance(selector, Prioritized):
+        if not isinstance(selector, Proportional):
             assert (info.weights == 1.0).all()
             return
         if selector.normalize == "table" and (self.max_times_sampled or not replace):
@@ -370,8 +371,7 @@ class Model(LimiterModel):
         if selector.normalize == "batch":
             weights /= weights.max()
         elif selector.normalize == "table":
-            chances = [c for c in self.chances(selector, start).values() if c > 0]
-            weights /= (len(start) * min(chances)) ** -beta
+            weights /= (len(start) * min(c for c in before.values() if c > 0)) ** -beta
         np.testing.assert_allclose(info.weights, weights, rtol=1e-9)
 
     def _check_mixture(
@@ -388,7 +388,7 @@ class Model(LimiterModel):
             if isinstance(part, Ordered):
                 expected += [share * (owner is part) for owner in owners]
             else:
-                chances = self.chances(part, start)
+                chances = self.chances(self.weigh(part, start), start)
                 expected += [share * chances[item.key] for item in drawn]
         np.testing.assert_allclose(info.probability, expected, rtol=1e-9)
 
@@ -406,8 +406,9 @@ class Model(LimiterModel):
                 candidates = [i for i in candidates if i not in part]
             else:
                 part = []
+                weights = self.weigh(selector, candidates)
                 for key in keys:
-                    now = self.chances(selector, candidates)
+                    now = self.chances(weights, candidates)
                     assert now.get(key, 0) > 0, f"{key} may not be taken"
                     part.append(next(i for i in candidates if i.key == key))
                     candidates.remove(part[-1])

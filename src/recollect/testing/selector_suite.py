@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recollect.errors import InvalidValue
 from recollect.rules.query import field
 from recollect.rules.selectors import (
     Fifo,
     Largest,
     Mixed,
     Prioritized,
+    Proportional,
     Selector,
     Smallest,
     StalestFirst,
     Uniform,
+    Weighted,
 )
 from recollect.table.table import Table
 from recollect.testing.base import StorageTests
@@ -33,6 +36,11 @@ EVEN = field("task") == "even"
 LATE = field("version") >= 4
 WHERES = {"all": None, "partition": EVEN, "scan": LATE, "both": EVEN & LATE}
 MATH = field("task") == "math"
+
+
+def by_name(rule: object) -> str:
+    """What tests of a rule are called."""
+    return type(rule).__name__
 
 
 def admitted(where: str) -> Any:
@@ -111,6 +119,26 @@ class SelectorTests(StorageTests):
             pair.take(2, MATH, lambda i: i.value("task") == "math")
             pair.take(5)
 
+    def test_a_selector_that_it_does_not_know_is_refused(self) -> None:
+        """Whoever says nothing of what comes next is not drawn uniformly in silence."""
+
+        class Unknown(Selector):
+            pass
+
+        storage = self.new_storage()
+        table = Table("t", capacity=3, storage=storage)
+        table.insert({"x": [1, 2, 3]})
+        with storage.transaction():
+            for call in (
+                lambda: storage.sample(Unknown(), 1, None, True, 0),
+                lambda: storage.sample(Unknown(), 1, None, False, 0),
+                lambda: storage.take(Unknown(), 1, None, hide=True),
+                lambda: storage.evict(Unknown(), 1, 0, False),
+            ):
+                with pytest.raises(InvalidValue, match="Unknown is no order and no weight"):
+                    call()
+        assert len(table) == 3
+
     def test_sampling_in_order_walks_through_the_table(self) -> None:
         table = self.table(sampler=Fifo(), capacity=5)
         table.insert({"x": [0, 1, 2, 3, 4]})
@@ -153,19 +181,87 @@ class SelectorTests(StorageTests):
             weights = np.where(priorities > 0, priorities**alpha, 0.0) * admitted(where)
             check_frequencies(self.drawn(table, query), weights)
 
+    @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+    def test_any_number_may_be_the_weight(self, alpha: float) -> None:
+        places = np.arange(len(WEIGHTS))
+        table = self.weighted(Uniform(), tags={"worth": float, "level": int, "hard": bool})
+        keys = sorted(table.counts("key"))
+        table.update(
+            keys,
+            worth=[None if weight == 0.1 else weight for weight in WEIGHTS],
+            level=[None if place == 2 else int(place) for place in places],
+            hard=[(True, False, None)[place % 3] for place in places],
+        )
+        weights: dict[str, Any] = {
+            "worth": np.where(np.array(WEIGHTS) == 0.1, 0.0, WEIGHTS),
+            "level": np.where(places == 2, 0, places),
+            "hard": np.where(places % 3 == 0, 1, 0),
+            "version": places,
+            "rows": np.ones(len(WEIGHTS)),
+        }
+        for name, values in weights.items():
+            table.sampler = Weighted(name, alpha=alpha, stratified=False)
+            chances = np.where(values > 0, values.astype(float) ** alpha, 0.0)
+            for where, query in WHERES.items():
+                admits = chances * admitted(where)
+                check_frequencies(self.drawn(table, query), admits)
+                batch = table.sample(5, where=query)
+                expected = admits[batch["x"]] / admits.sum()
+                assert batch.info.probability.tolist() == pytest.approx(expected.tolist())
+                assert batch.info.weights.tolist() == pytest.approx(
+                    ((expected / expected.min()) ** -0.4).tolist()
+                )
+
+    def test_weights_by_how_often_items_were_sampled(self) -> None:
+        """All draws of a call go by the counts that it began with."""
+        table = self.weighted(Fifo())
+        table.sample(3)
+        table.sampler = Weighted("times_sampled", stratified=False)
+        times = np.array([1, 1, 1, *[0] * (len(WEIGHTS) - 3)])
+        for where in (None, EVEN | (field("task") == "odd"), LATE | (field("version") < 4)):
+            batch = table.sample(200, where=where)
+            assert batch.info.probability.tolist() == pytest.approx(
+                (times[batch["x"]] / times.sum()).tolist()
+            )
+            check_frequencies(batch["x"], times)
+            times += np.bincount(batch["x"], minlength=times.size)
+
+    def test_what_cannot_be_a_weight_is_refused(self) -> None:
+        tags = {"worth": float, "level": int}
+        table = self.table(sampler=Weighted("worth"), tags=tags, capacity=3)
+        keys = table.insert({"x": [0, 1, 2]}, worth=[0.5, None, np.nan], level=[-1, 0, 1])
+        for bad in (-0.5, np.inf, [1.0, -1.0, 2.0], np.array([np.inf, 0.0, 0.0])):
+            with pytest.raises(InvalidValue, match="worth: items are weighed by it"):
+                table.insert({"x": [3, 4, 5]}, worth=bad)
+            with pytest.raises(InvalidValue, match="worth: items are weighed by it"):
+                table.update(keys, worth=bad)
+        with pytest.raises(InvalidValue, match="too large for alpha"):
+            table.update(keys, worth=1e200)
+        with pytest.raises(InvalidValue, match="level: to weigh items by it"):
+            table.sampler = Weighted("level")
+        with pytest.raises(InvalidValue, match="remover: 'key' is no weight"):
+            table.remover = Weighted("key")
+        assert sorted(table.counts("key")) == keys.tolist(), "nothing has left for them"
+        assert table.sample(4)["x"].tolist() == [0] * 4
+        table.update(keys[:1], level=0)
+        table.sampler = Weighted("level")
+        assert table.sample(4)["x"].tolist() == [2] * 4
+
     def test_a_half_life_halves_weights_by_version(self) -> None:
         table = self.weighted(Prioritized(alpha=1.0, half_life=2.0))
         weights = np.array(WEIGHTS) * 2.0 ** (np.arange(len(WEIGHTS)) / 2.0)
         check_frequencies(self.drawn(table), weights)
 
     def test_updates_and_removals_change_the_weights(self) -> None:
-        table = self.weighted(Prioritized(alpha=1.0))
-        keys = sorted(table.counts("key"))
-        table.update(keys[:3], priority=[0.0, 1.0, 5.0])
-        table.delete(keys[7:8])
-        weights = np.array(WEIGHTS)
-        weights[:3], weights[7] = [0.0, 1.0, 5.0], 0.0
-        check_frequencies(self.drawn(table), weights)
+        for by in ("priority", "worth"):
+            table = self.weighted(Weighted(by), tags={"worth": float})
+            keys = sorted(table.counts("key"))
+            table.update(keys, worth=WEIGHTS)
+            table.update(keys[:3], **{by: [0.0, 1.0, 5.0]})
+            table.delete(keys[7:8])
+            weights = np.array(WEIGHTS)
+            weights[:3], weights[7] = [0.0, 1.0, 5.0], 0.0
+            check_frequencies(self.drawn(table), weights)
 
     def test_one_a_tenth_and_zero(self) -> None:
         table = self.table(sampler=Prioritized(alpha=1.0, stratified=False), seed=3)
@@ -184,28 +280,31 @@ class SelectorTests(StorageTests):
         for _ in range(3):
             assert np.bincount(table.sample(100)["x"]).tolist() == [25, 75]
 
+    @pytest.mark.parametrize("rule", [Prioritized(alpha=1.0), Weighted("worth")], ids=by_name)
     @pytest.mark.parametrize("verb", ["sample", "take", "evict"])
-    def test_different_items_have_the_chances_of_draws_one_after_another(self, verb: str) -> None:
+    def test_different_items_have_the_chances_of_draws_one_after_another(
+        self, verb: str, rule: Proportional
+    ) -> None:
         """All orders in which items can come, and how often each does; a zero comes last."""
         priorities, n, count = [1.0, 2.0, 5.0, 0.0], 4 if verb == "sample" else 2, 4
-        rule = Prioritized(alpha=1.0)
         rules: dict[str, Any] = {"remover": rule} if verb == "evict" else {"sampler": rule}
-        table = self.table(capacity=count, seed=7, **rules)
+        table = self.table(capacity=count, tags={"worth": float}, seed=7, **rules)
         seen: Counter[tuple[int, ...]] = Counter()
-        table.insert({"x": np.arange(count)}, priority=priorities)
+        given: dict[str, Any] = {rule.by: priorities}
+        table.insert({"x": np.arange(count)}, **given)
         for _ in range(self.draws // 20):
             if verb == "sample":
                 order = table.sample(n, replace=False)["x"].tolist()
             elif verb == "take":
                 order = table.take(n)["x"].tolist()
             else:  # whoever is not there any more has left
-                table.insert({"x": np.full(n, -1)}, priority=0.0)
+                table.insert({"x": np.full(n, -1)}, **(given | {rule.by: 0.0}))
                 left = table.get(sorted(table.counts("key")))["x"].tolist()
                 order = [place for place in range(count) if place not in left]
             seen[tuple(order)] += 1
             if verb != "sample":
                 table.clear()
-                table.insert({"x": np.arange(count)}, priority=priorities)
+                table.insert({"x": np.arange(count)}, **given)
         chances: defaultdict[tuple[int, ...], float] = defaultdict(float)
         for order in itertools.permutations(range(count), n):
             chance, left_over = 1.0, list(range(count))

@@ -18,7 +18,7 @@ from recollect.kernels import steps_layout as sl
 from recollect.kernels.layout import COUNTER_MASK
 from recollect.rules.query import FieldValues, Query, as_query, bind, mask
 from recollect.storage.fields import ABSENT_INT
-from recollect.storage.memory.capture import Saved
+from recollect.storage.memory.saved_items import Saved
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from recollect.durability.snapshot.plain_arrays import OnDisk
 from recollect.durability.snapshot.segments import Ref
 from recollect.kernels import layout
-from recollect.storage.memory.capture import Capture, absent_value, rises
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import absent_value
+from recollect.storage.memory.slot_runs import rises
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -26,7 +26,8 @@ from recollect.durability.snapshot.saved_table import SavedTable
 from recollect.durability.snapshot.segments import Ref
 from recollect.durability.snapshot.table_writer import named_files, patches
 from recollect.errors import SnapshotError
-from recollect.storage.memory.capture import FIXED, Runs, records_of
+from recollect.storage.memory.saved_items import FIXED, records_of
+from recollect.storage.memory.slot_runs import SlotRuns
 
 log = logging.getLogger("recollect")
 
@@ -167,7 +168,7 @@ def _ledger_of(
         place[segments[number].living()] = places if here is None else places[here]
     items = table.items({})
     by_slot = {}
-    runs = Runs(items["slot"])
+    runs = SlotRuns(items["slot"])
     for name, values in items.items():
         if name not in ("slot", "inserted_at", *NEVER_CHANGE):
             by_slot[name] = np.zeros(slots, values.dtype)

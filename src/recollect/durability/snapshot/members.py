@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from recollect.data.batch import Batch
 from recollect.durability.snapshot.ledger import Ledger
 from recollect.errors import SnapshotError
-from recollect.storage.memory.capture import Capture, Saved
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import Saved
 
 KINDS = {"items": "a table", "rollouts": "a rollout buffer", "steps": "a replay buffer"}
 

@@ -23,7 +23,7 @@ from recollect.durability.snapshot.manifest import (
 from recollect.durability.snapshot.saved_table import SavedTable
 from recollect.durability.snapshot.segments import Segments
 from recollect.errors import SnapshotError
-from recollect.storage.memory.capture import Saved
+from recollect.storage.memory.saved_items import Saved
 
 Ints = NDArray[np.int64]
 

@@ -19,7 +19,8 @@ from recollect.data.batch import Batch
 from recollect.durability.snapshot.plain_arrays import put_together, summed
 from recollect.durability.snapshot.segments import Ref, Segments
 from recollect.kernels.layout import COUNTER_MASK
-from recollect.storage.memory.capture import Pieces, Saved, absent_value
+from recollect.storage.memory.restoration import Pieces
+from recollect.storage.memory.saved_items import Saved, absent_value
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -37,7 +37,9 @@ from recollect.durability.snapshot.segments import (
     items_batch,
 )
 from recollect.storage.buffers import BufferPool
-from recollect.storage.memory.capture import RECORDED, Capture, Runs, absent_value
+from recollect.storage.memory.capture import Capture
+from recollect.storage.memory.saved_items import RECORDED, absent_value
+from recollect.storage.memory.slot_runs import SlotRuns
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -188,7 +190,7 @@ class TableWriter:
         if not self._of_items:
             return
         slots = np.concatenate([known.slots for known in self._of_items])
-        runs, here = Runs(slots), None
+        runs, here = SlotRuns(slots), None
         if any(known.alive is not None for known in self._of_items):
             here = np.concatenate([_alive(known) for known in self._of_items])
 
@@ -359,7 +361,7 @@ def _places(
     place[planned.gone[planned.gone < place.size]] = -1
     for number, known in added.items():
         items = np.arange(known.slots.size, dtype=np.int64)
-        Runs(known.slots).put(place, (np.int64(number) << 32) | items)
+        SlotRuns(known.slots).put(place, (np.int64(number) << 32) | items)
     return place
 
 

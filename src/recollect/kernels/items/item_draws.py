@@ -23,6 +23,7 @@ from recollect.kernels.layout import (
     A_TREE,
     A_ZEROS,
     ADD,
+    CHANGE,
     COUNT,
     DEPENDS,
     DEPENDS_TIMES,
@@ -53,12 +54,14 @@ from recollect.kernels.layout import (
     REMOVE,
     SAMPLE,
     SAMPLED,
+    STATE,
     TAKE,
     TIMES,
+    VISIBLE,
     WEIGHT,
 )
 from recollect.kernels.machine.compile import inner, kernel
-from recollect.kernels.machine.memory import float64_at, int32_at, int64_at, prefetch
+from recollect.kernels.machine.memory import float64_at, int8_at, int32_at, int64_at, prefetch
 from recollect.kernels.machine.power import power
 
 ASKED = 512  # items whose rows a cache can hold until they are copied
@@ -154,6 +157,8 @@ def _count_each(items, table, rows, n, drawing, stratified, dependents, random, 
     limit = items[MAX_TIMES]
     popped = rows[0] if table[rows[0], KIND] == ORDER else np.int64(-1)
     temporary = rows[0] == table.shape[0] - 1
+    # all draws of a call go by the weights that it began with, also where it changes them
+    later = drawing and table[rows[0], DEPENDS] & DEPENDS_TIMES != 0
     left = 0
     for i in range(n):
         if drawing:
@@ -161,10 +166,12 @@ def _count_each(items, table, rows, n, drawing, stratified, dependents, random, 
             chosen[i], probability[i] = draw_from_all(items, table, rows, unit)
         slot, one = chosen[i], chosen[i:]
         if dependents:
-            each_index(items, table, one, 1, REMOVE, DEPENDS_TIMES, popped, work)
+            skip = rows[0] if later else popped
+            each_index(items, table, one, 1, REMOVE, DEPENDS_TIMES, skip, work)
         times[8 * slot + TIMES] += 1
         if dependents:
-            each_index(items, table, one, 1, ADD, DEPENDS_TIMES, -1, work)
+            skip = rows[0] if later else np.int64(-1)
+            each_index(items, table, one, 1, ADD, DEPENDS_TIMES, skip, work)
         items[SAMPLED] += 1
         if items[A_PARTITION] != 0:
             int64_at(items[A_PARTITION_SAMPLED])[partitions[slot]] += 1
@@ -174,6 +181,9 @@ def _count_each(items, table, rows, n, drawing, stratified, dependents, random, 
             _withdraw(items, table, one, 1, -1, work)
             if temporary and drawing:
                 change_index(items, table[rows[0]], one, 1, REMOVE, work)
+    for i in range(n if later else 0):
+        if int8_at(items[A_RECORD])[32 * chosen[i] + STATE] == VISIBLE:
+            each_index(items, table, chosen[i:], 1, CHANGE, DEPENDS_TIMES, -1, work)
     return left
 
 

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.optional import optional
-from recollect.rules.selectors import Linear, Mixed, Ordered, Prioritized, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Mixed, Ordered, Proportional, Selector, Uniform
 from recollect.storage.frame.items import ItemFrame
-from recollect.storage.shares import Credits, dealt
+from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -26,7 +27,7 @@ NONE: Ints = np.zeros(0, np.int64)
 
 
 @dataclass
-class Draw:
+class FrameDraw:
     """Positions that were chosen, with what probability, and those that leave by it."""
 
     positions: Ints
@@ -35,7 +36,7 @@ class Draw:
     worn: Ints
 
 
-class Choosing:
+class FrameExecutor:
     """Executes selectors on a frame. Its caller holds the lock."""
 
     def __init__(self, items: ItemFrame, seed: int | None, max_times_sampled: int) -> None:
@@ -46,9 +47,13 @@ class Choosing:
         self._credits: Credits = {}
 
     # -- what a storage asks ----------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        """How many of the next n draws each part of a mixture gets."""
+        return next_deal(self._credits, mixture, n)
+
     def sample(
         self, selector: Selector, n: int, candidates: Ints, replace: bool, calls: int
-    ) -> Draw:
+    ) -> FrameDraw:
         """Draw n items that stay, and count it."""
         if isinstance(selector, Mixed):
             return self._sample_mixed(selector, n, candidates, replace, calls)
@@ -60,9 +65,11 @@ class Choosing:
         else:
             drawn, probability = self._draw_different(selector, n, candidates)
         weights = self._importance(selector, probability, candidates, calls)
-        return Draw(drawn, probability, weights, self._count(drawn))
+        return FrameDraw(drawn, probability, weights, self._count(drawn))
 
-    def withdraw(self, selector: Selector, n: int, candidates: Ints, *, evicting: bool) -> Draw:
+    def withdraw(
+        self, selector: Selector, n: int, candidates: Ints, *, evicting: bool
+    ) -> FrameDraw:
         """Choose n different items that are to be hidden or removed."""
         if not isinstance(selector, Mixed):
             if isinstance(selector, Ordered):
@@ -70,7 +77,7 @@ class Choosing:
             else:
                 chosen, probability = self._draw_different(selector, n, candidates)
             weights = self._importance(selector, probability, candidates, 0)
-            return Draw(chosen, probability, weights, NONE)
+            return FrameDraw(chosen, probability, weights, NONE)
         parts = []
         for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
@@ -119,12 +126,14 @@ class Choosing:
     # -- chance -----------------------------------------------------------------------------------
     def _logarithms(self, selector: Selector, candidates: Ints) -> Floats:
         """The logarithm of each item's weight; minus infinity for a weight of zero."""
-        if not isinstance(selector, Prioritized):
+        if isinstance(selector, Uniform):
             return np.zeros(candidates.size)
-        priority = self._items["priority"][candidates]
-        positive = priority > 0.0
+        if not isinstance(selector, Proportional):
+            raise unexecutable(selector)
+        values = self._items.column(selector.by, candidates)
+        positive = values > 0  # no marker of an absent value is
         weights = np.full(candidates.size, -np.inf)
-        weights[positive] = selector.alpha * np.log(priority[positive])
+        weights[positive] = selector.alpha * np.log(values[positive].astype(np.float64))
         if selector.half_life is not None and positive.any():
             version = self._items["version"][candidates][positive]
             # Only ratios count, so that ages may be taken from any version.
@@ -155,7 +164,7 @@ class Choosing:
         sampled, the item leaves, and the draws after it are made again among the others.
         """
         units = self._random.random(n)
-        if isinstance(selector, Prioritized) and selector.stratified:
+        if isinstance(selector, Proportional) and selector.stratified:
             units = (np.arange(n) + units) / n
         drawn, probability = np.empty(n, np.int64), np.empty(n)
         left = np.full(candidates.size, np.iinfo(np.int64).max)
@@ -199,7 +208,7 @@ class Choosing:
         self, selector: Selector, probability: Floats, candidates: Ints, calls: int
     ) -> Floats:
         """(N · P) ** -beta, divided by the largest of the batch, of the table, or not."""
-        if not isinstance(selector, Prioritized) or not probability.size:
+        if not isinstance(selector, Proportional) or not probability.size:
             return np.ones(probability.size)
         reference = 1.0 / candidates.size
         if selector.normalize == "batch":
@@ -207,63 +216,36 @@ class Choosing:
         elif selector.normalize == "table":
             chances = self.chances(selector, candidates)
             reference = chances[chances > 0.0].min()
-        weights: Floats = (probability / reference) ** -_beta(selector, calls)
+        weights: Floats = (probability / reference) ** -selector.beta_at(calls)
         return weights
 
     # -- mixtures ---------------------------------------------------------------------------------
     def _sample_mixed(
         self, selector: Mixed, n: int, candidates: Ints, replace: bool, calls: int
-    ) -> Draw:
+    ) -> FrameDraw:
         left = candidates
-        parts: list[Draw] = []
+        parts: list[FrameDraw] = []
         for part, count in dealt(self._credits, selector, n, evicting=False):
-            draw = Draw(NONE, np.zeros(0), np.zeros(0), NONE)
+            draw = FrameDraw(NONE, np.zeros(0), np.zeros(0), NONE)
             if count:
                 draw = self.sample(part, count, left, replace, calls)
                 left = _without(left, draw.worn if replace else draw.positions)
             parts.append(draw)
         drawn = _joined(parts)
         candidates = _without(candidates, drawn.worn)
-        drawn.probability = self._in_mixture(selector, parts, drawn, candidates)
-        weighing = [part for part, _ in selector.selectors if isinstance(part, Prioritized)]
-        if weighing:
-            first = weighing[0]
-            reference = drawn.probability.min()
-            if first.normalize is None:
-                reference = 1.0 / max(1, candidates.size)
-            drawn.weights = (drawn.probability / reference) ** -_beta(first, calls)
-        return drawn
-
-    def _in_mixture(
-        self, selector: Mixed, parts: list[Draw], drawn: Draw, candidates: Ints
-    ) -> Floats:
-        """The probability of each drawn item under the whole mixture.
-
-        An order chooses and does not draw: to what it chose, it adds its whole share. An item
-        that left with this draw keeps the probability under the part that drew it.
-        """
-        mixture = np.zeros(drawn.positions.size)
         here = np.isin(drawn.positions, candidates)
         places = np.searchsorted(candidates, drawn.positions[here])
-        start = 0
-        for (part, share), own_draw in zip(selector.selectors, parts, strict=True):
-            own = np.zeros(mixture.size, np.bool_)
-            own[start : start + own_draw.positions.size] = True
-            start += own_draw.positions.size
-            if isinstance(part, Ordered):
-                mixture[own] += share
-                continue
-            under = np.zeros(mixture.size)
+
+        def chances(part: Selector) -> Floats:
+            under = np.zeros(drawn.positions.size)
             under[here] = self.chances(part, candidates)[places]
-            alone = own & (under == 0.0)  # it has left, or came when only zeros were left
-            under[alone] = drawn.probability[alone]
-            mixture += share * under
-        return mixture
+            return under
 
-
-def _beta(selector: Prioritized, calls: int) -> float:
-    beta = selector.beta
-    return beta.at(calls) if isinstance(beta, Linear) else beta
+        counts = [part.positions.size for part in parts]
+        drawn.probability = in_mixture(selector, counts, drawn.probability, chances)
+        weights = importance_in(selector, drawn.probability, candidates.size, calls)
+        drawn.weights = drawn.weights if weights is None else weights
+        return drawn
 
 
 def _until_worn(places: Ints, left: Ints) -> int:
@@ -280,8 +262,8 @@ def _without(positions: Ints, others: Ints) -> Ints:
     return positions[~np.isin(positions, others)] if others.size else positions
 
 
-def _joined(parts: list[Draw]) -> Draw:
-    return Draw(
+def _joined(parts: list[FrameDraw]) -> FrameDraw:
+    return FrameDraw(
         np.concatenate([part.positions for part in parts]),
         np.concatenate([part.probability for part in parts]),
         np.concatenate([part.weights for part in parts]),

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.storage.base import Keys
-from recollect.storage.rows import Allocate, Reader
+from recollect.storage.buffers import Allocate
+from recollect.storage.row_reader import Reader
 
 Array = NDArray[Any]
 

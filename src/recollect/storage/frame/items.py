@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from recollect.base.optional import optional
 from recollect.rules.query import FieldType, FieldValues, Query, mask
-from recollect.storage.fields import BUILT_IN, FieldValue, Texts, absent_of
+from recollect.storage.fields import BUILT_IN, DTYPES, FieldValue, Texts, absent_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,6 @@ GONE, VISIBLE, HIDDEN = 0, 1, 2  # what `state` says
 COUNTER_BITS = 44  # of a key; the others are the table's origin
 
 _SEEN = {"int": "Int64", "bool": "boolean", "str": object}  # how people see what may be absent
-DTYPES: dict[FieldType, Any] = {"int": np.int64, "float": np.float64, "bool": np.int8}
 # What every item has beside the fields that a user may set: dtype, and the value of a new item.
 MADE: dict[str, tuple[Any, Any]] = {
     "key": (np.uint64, 0),
@@ -63,8 +62,7 @@ class ItemFrame:
         self._blank = dict(MADE)
         for name, kind in fields.items():
             if name not in self._blank and name != "seq":
-                dtype = np.int32 if kind == "str" else DTYPES[kind]
-                self._blank[name] = (dtype, absent_of(name, kind))
+                self._blank[name] = (DTYPES[kind], absent_of(name, kind))
         self.frame: pd.DataFrame = self._blanks(FEWEST)
         self._place = {name: place for place, name in enumerate(self.frame.columns)}
         self.used = 0

@@ -1,7 +1,7 @@
 """Items in a pandas DataFrame, for those who want to look into their table with pandas.
 
-Fields are columns of one frame (`frame_items`), selectors and queries are executed on its columns
-(`frame_choosing`), and payload lives in the same append-only segments as in memory (`rows`), to
+Fields are columns of one frame (`frame.items`), selectors and queries are executed on its columns
+(`frame.choice`), and payload lives in the same append-only segments as in memory (`rows`), to
 which the frame holds locations.
 """
 
@@ -21,13 +21,14 @@ from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels.load import load
-from recollect.rules.selectors import Selector
+from recollect.rules.selectors import Mixed, Selector
 from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
-from recollect.storage.frame.choice import Choosing, Draw
+from recollect.storage.frame.choice import FrameDraw, FrameExecutor
 from recollect.storage.frame.chosen import FrameChosen
 from recollect.storage.frame.items import HIDDEN, VISIBLE, ItemFrame
 from recollect.storage.frame.partitions import FramePartitions
+from recollect.storage.row_segment import spread
 from recollect.storage.rows import RowStore
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class FrameStorage:
         self._layout = layout
         self._kernels = load()
         self._items = ItemFrame(layout.fields)
-        self._choosing = Choosing(self._items, layout.seed, layout.max_times_sampled)
+        self._executor = FrameExecutor(self._items, layout.seed, layout.max_times_sampled)
         self._partitions = FramePartitions(layout.partition_by, self._items)
         self._pool = BufferPool(SEGMENTS)
         self._rows: RowStore | None = None
@@ -168,10 +169,10 @@ class FrameStorage:
         if new.per_item is not ONE_ROW:
             columns["rows"] = new.per_item.astype(np.int64)
         locations, payload = self._rows.append(new.rows, new.per_item, new.count)
-        columns["location"] = _spread(locations, new.per_item, new.count)
+        columns["location"] = spread(locations, new.per_item, new.count)
         if self._shared is not None and new.shared is not None:
             locations, more = self._shared.append(new.shared, ONE_ROW, new.count)
-            columns["shared"] = _spread(locations, ONE_ROW, new.count)
+            columns["shared"] = spread(locations, ONE_ROW, new.count)
             columns["shared_nbytes"] = np.broadcast_to(more, new.count)
             payload = payload + more
         columns["nbytes"] = payload
@@ -190,7 +191,10 @@ class FrameStorage:
         """There are none to forget: every call looks at the columns."""
 
     # -- choosing ---------------------------------------------------------------------------------
-    def _chosen(self, draw: Draw) -> FrameChosen:
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        return self._executor.next_deal(mixture, n)
+
+    def _chosen(self, draw: FrameDraw) -> FrameChosen:
         """Chosen items with all that is known of them now, readable without the lock."""
         items, positions = self._items, draw.positions
         assert self._rows is not None
@@ -219,13 +223,15 @@ class FrameStorage:
     def _named(self, positions: Ints) -> FrameChosen:
         """Items that were named, not drawn."""
         probability = np.full(positions.size, 1.0 / max(1, self._items.live))
-        return self._chosen(Draw(positions, probability, np.ones(positions.size), positions[:0]))
+        return self._chosen(
+            FrameDraw(positions, probability, np.ones(positions.size), positions[:0])
+        )
 
     def sample(
         self, selector: Selector, n: int, where: Where | None, replace: bool, calls: int
     ) -> FrameChosen:
         candidates = self._matching(where, visible=True)
-        draw = self._choosing.sample(selector, n, candidates, replace, calls)
+        draw = self._executor.sample(selector, n, candidates, replace, calls)
         chosen = self._chosen(draw)
         if draw.worn.size:
             chosen.worn = self._named(draw.worn)
@@ -234,7 +240,7 @@ class FrameStorage:
 
     def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> FrameChosen:
         candidates = self._matching(where, visible=True)
-        draw = self._choosing.withdraw(selector, n, candidates, evicting=False)
+        draw = self._executor.withdraw(selector, n, candidates, evicting=False)
         times = self._items["times_sampled"][draw.positions] + 1
         self._items.write("times_sampled", draw.positions, times)
         chosen = self._chosen(draw)
@@ -251,7 +257,7 @@ class FrameStorage:
         kept: list[FrameChosen] = []
         goal = self.nbytes - nbytes
         while n > 0 or (nbytes > 0 and self.nbytes > goal):
-            draw = self._choosing.withdraw(
+            draw = self._executor.withdraw(
                 selector, max(n, 1), self._items.visible(), evicting=True
             )
             if keep:
@@ -364,7 +370,7 @@ class FrameStorage:
         positions = items.find(keys)
         locations, _ = store.append(rows, per_item, positions.size)
         store.give_up(items["location"][positions], items["rows"][positions].astype(np.int32))
-        items.write("location", positions, _spread(locations, per_item, positions.size))
+        items.write("location", positions, spread(locations, per_item, positions.size))
         items.write("rows", positions, per_item.astype(np.int64))
         items.resize(positions, payload)
         self._tidy_rows()
@@ -411,12 +417,3 @@ class FrameStorage:
         live = np.zeros(store.live_rows.size)
         np.add.at(live, segments, sizes)
         return live
-
-
-def _spread(locations: Ints, per_item: NDArray[np.int32], count: int) -> Ints:
-    """The location of each item, where one stands for all that follow each other."""
-    if locations.size == count:
-        return locations.copy()
-    rows = np.broadcast_to(per_item, count).astype(np.int64)
-    spread: Ints = locations[0] + np.cumsum(rows) - rows
-    return spread

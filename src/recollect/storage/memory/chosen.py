@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.kernels import layout
+from recollect.storage.buffers import Allocate
 from recollect.storage.fields import FieldArray
 from recollect.storage.memory.items import Items
-from recollect.storage.rows import Allocate, Gathering, Reader, RowStore
+from recollect.storage.row_reader import Gathering, Reader
+from recollect.storage.rows import RowStore
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

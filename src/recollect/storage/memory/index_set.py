@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.rules.selectors import Fifo, Linear, Prioritized, Selector, parts_of
+from recollect.rules.natures import NATURES
+from recollect.rules.selectors import Fifo, Linear, Proportional, Selector, parts_of
 from recollect.storage.fields import FieldValue
-from recollect.storage.memory.indexes import Index, Indexes, IndexKind
+from recollect.storage.memory.indexes import Index, IndexKind, IndexTable
 from recollect.storage.memory.items import Items
 from recollect.storage.partition_counts import Partitions
 
@@ -35,7 +36,7 @@ NO_SLOTS = np.zeros(0, np.int64)
 FILLED = 1 << 14  # items that enter a new index at a time: scratch memory stays small
 
 
-class Plan:
+class SelectorPlan:
     """How a selector is executed: worked out once."""
 
     __slots__ = ("aging", "beta", "kind", "normalize", "row", "rows", "selector", "stratified")
@@ -48,14 +49,14 @@ class Plan:
         self.beta: float | Linear = 0.0
         self.stratified = self.normalize = 0
         self.aging = False
-        if isinstance(selector, Prioritized):
+        if isinstance(selector, Proportional):
             self.beta = selector.beta
             self.stratified = int(selector.stratified)
             self.normalize = NORMALIZE[selector.normalize]
             self.aging = selector.half_life is not None
 
 
-class Indexing:
+class IndexSet:
     """All indexes of a memory storage. Its caller holds the lock."""
 
     def __init__(self, items: Items, partition_by: tuple[str, ...], kernels: Any) -> None:
@@ -63,10 +64,10 @@ class Indexing:
         self._kernels = kernels.items
         self._saving = kernels.captures
         self.partitions = Partitions(partition_by, items.block)
-        self.indexes = Indexes(items.block)
+        self.indexes = IndexTable(items.block)
         self.work: Ints = np.zeros(1024, np.int64)
-        self._plans: dict[tuple[int, bool], Plan] = {}
-        self._zeros = False  # whether an item of priority 0 ever came
+        self._plans: dict[tuple[int, bool], SelectorPlan] = {}
+        self.counts_zeros = False  # whether an item of priority 0 ever came
         self._scratch: Index | None = None
         self._ring = (-1, 0, -1)  # what `ring` found out: at which layout, for whom, which row
         self._aging = (-1, False)  # what `_some_age` found out, and for which indexes
@@ -79,26 +80,26 @@ class Indexing:
             items.keep(layout.A_PARTITION)
 
     # -- finding the indexes for a call -----------------------------------------------------------
-    def plan(self, selector: Selector, staying: bool) -> Plan:
+    def plan(self, selector: Selector, staying: bool) -> SelectorPlan:
         plan = self._plans.get((id(selector), staying))
         if plan is None:
-            plan = self._plans[id(selector), staying] = Plan(selector, staying)
+            plan = self._plans[id(selector), staying] = SelectorPlan(selector, staying)
         return plan
 
-    def rows_over_all(self, plan: Plan) -> Ints:
+    def rows_over_all(self, plan: SelectorPlan) -> Ints:
         """The index over all items."""
         if plan.rows is None:
             row = self.indexes.find(plan.kind)
             if row is None:
                 row = self.add_whole(plan.kind)
                 visible = self._items.visible()
-                self.indexes.at(row).reference_to(self._items.newest_version(visible))
+                self._refer_to_newest(self.indexes.at(row), visible)
                 self.fill(row, self._in_order(visible))
             plan.row = row
             plan.rows = np.array([row], np.int64)
         return plan.rows
 
-    def rows_in(self, plan: Plan, partitions: list[int]) -> Ints:
+    def rows_in(self, plan: SelectorPlan, partitions: list[int]) -> Ints:
         """The indexes of some partitions, those without items left out."""
         family = self.family(plan.kind)
         rows = [self.indexes.row_of(number, family) for number in partitions]
@@ -116,14 +117,14 @@ class Indexing:
         members = [index.arrays[layout.A_MEMBERS][: index.count] for index in kept]
         return np.sort(np.concatenate([NO_SLOTS, *members]))
 
-    def rows_of(self, plan: Plan, slots: Ints) -> Ints:
+    def rows_of(self, plan: SelectorPlan, slots: Ints) -> Ints:
         """An index of just these items, for one call."""
         if not slots.size:
             return np.zeros(0, np.int64)
         row = self.indexes.scratch
         index = self._make(plan.kind, self.indexes.table[row], dense=True)
         index.row[layout.DEPENDS] = 0
-        index.reference_to(self._items.newest_version(slots))
+        self._refer_to_newest(index, slots)
         self._give_room(index, None, slots.size)
         self.fill(row, self._in_order(slots))
         self._scratch = index  # its arrays must live as long as the row points to them
@@ -156,7 +157,7 @@ class Indexing:
 
     def keep_for(self, selectors: list[Selector]) -> None:
         """Forget the indexes that none of these selectors uses."""
-        parts = parts_of(*selectors)
+        parts = [part for part in parts_of(*selectors) if isinstance(part, NATURES)]
         kinds = {IndexKind.of(part, staying=staying) for part in parts for staying in (True, False)}
         self.indexes.keep(kinds)
         self._plans.clear()
@@ -168,8 +169,9 @@ class Indexing:
             depends = self.bit(kind.by) if kind.by != "seq" else 0
             depends |= layout.DEPENDS_TIMES if kind.leveled else 0
         elif kind.kind == layout.WEIGHT:
-            self._items.use_priorities()
-            depends = layout.DEPENDS_PRIORITY
+            depends = self.bit(kind.by)
+            if kind.by == "priority":
+                self._items.use_priorities()
             if kind.half_life is not None:
                 depends |= layout.DEPENDS_VERSION
                 self._items.field("version")
@@ -185,10 +187,16 @@ class Indexing:
     def _make_for_partition(self, kind: IndexKind) -> Index:
         index = self._make(kind, np.zeros(layout.INDEX_BLOCK, np.int64), dense=True)
         like = [i for i in self.indexes if i.kind == kind]
-        index.reference_to(
-            like[0].reference if like else self._items.newest_version(self._items.visible())
-        )
+        if like:
+            index.reference_to(like[0].reference)
+        else:
+            self._refer_to_newest(index, self._items.visible())
         return index
+
+    def _refer_to_newest(self, index: Index, slots: Ints) -> None:
+        """Items are about to enter an index: its weights, if they age, begin with the newest."""
+        if index.kind.half_life is not None:
+            index.reference = self._items.newest_version(slots, index.kind.by)
 
     def family(self, kind: IndexKind) -> int:
         """The number of an index that every partition keeps, made when it is first needed."""
@@ -215,18 +223,36 @@ class Indexing:
                 self._give_room(index, dict(self.indexes.partitions[0][family].arrays), 16)
         return number
 
+    def partitions_for(self, fields: Mapping[str, FieldValue], count: int) -> NDArray[np.int32]:
+        """The partition of each new item, or one for all of them."""
+        values = [fields.get(name) for name in self.partitions.by]
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return np.array([self.partition(tuple(values))], np.int32)
+        columns = [
+            self._items.field(name).plain(value, count)
+            for name, value in zip(self.partitions.by, values, strict=True)
+        ]
+        numbers = [self.partition(key) for key in zip(*columns, strict=True)]
+        return np.array(numbers, np.int32)
+
+    def partitions_of(self, slots: Ints) -> NDArray[np.int32]:
+        """The partitions that stored items belong in, by their fields."""
+        columns = [self._items.seen(name, slots) for name in self.partitions.by]
+        numbers = [self.partition(key) for key in zip(*columns, strict=True)]
+        return np.array(numbers, np.int32)
+
     def _give_room(self, index: Index, family: dict[int, Array] | None, members: int) -> None:
         index.resize_slots(self._items.now[layout.SLOTS], family)
         index.reserve(members)
-        if self._zeros:
+        if self.counts_zeros or index.kind.by != "priority":
             index.count_zeros()
         self._refresh(index)
 
     def _refresh(self, index: Index) -> None:
         """After arrays were replaced: find its values again, add up its weights again."""
-        if index.kind.kind == layout.ORDER:
-            index.set_value(self._items.order_value(index.kind.by))
-        elif index.kind.kind == layout.WEIGHT:
+        if index.kind.kind != layout.UNIFORM:
+            index.set_value(self._items.indexed_value(index.kind.by))
+        if index.kind.kind == layout.WEIGHT:
             self._kernels.rebuild_trees(index.row)
 
     def fill(self, row: int, slots: Ints) -> None:
@@ -312,11 +338,11 @@ class Indexing:
 
     def expect(self, priorities: Floats) -> None:
         """Priorities are about to be written: follow them, and count zeros if there are any."""
-        if self._zeros and layout.A_PMAX in self._items.owned:
+        if self.counts_zeros and layout.A_PMAX in self._items.owned:
             return
         low, high = self._kernels.range_of(priorities)
-        if low == 0.0 and not self._zeros:
-            self._zeros = True
+        if low == 0.0 and not self.counts_zeros:
+            self.counts_zeros = True
             for index in self.indexes:
                 index.count_zeros()
         if low != 1.0 or high != 1.0:
@@ -351,7 +377,8 @@ class Indexing:
         total = sum(self.indexes.at(row).total for row in drawn)
         if len(references) == 1 and total > VANISHING:
             return
-        newest = max(self._items.newest_version(self._members(row)) for row in drawn)
+        by = self.indexes.at(drawn[0]).kind.by
+        newest = max(self._items.newest_version(self._members(row), by) for row in drawn)
         for row in drawn:
             if self.indexes.at(row).reference != newest:
                 self._rescale(row, newest)

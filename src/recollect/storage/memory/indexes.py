@@ -1,21 +1,22 @@
 """Indexes: what the memory storage keeps so that a selector finds its item without a scan.
 
 `IndexKind` says what an index orders or weighs; it is made from a selector. `Index` owns the
-arrays of one index and one row of the index table, which kernels read and write. `Indexes`
+arrays of one index and one row of the index table, which kernels read and write. `IndexTable`
 holds the rows of all: those over all items, and those kept once per partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recollect.kernels import layout
-from recollect.rules.selectors import Ordered, Prioritized, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Ordered, Proportional, Selector, Uniform
 from recollect.storage.buffers import aligned_zeros
 
 Ints = NDArray[np.int64]
@@ -40,19 +41,33 @@ class IndexKind:
         if isinstance(selector, Ordered):
             by, descending = selector.by, selector.descending
             return cls(layout.ORDER, by=by, descending=descending, leveled=staying)
-        if isinstance(selector, Prioritized):
+        if isinstance(selector, Proportional):
             return cls(
                 layout.WEIGHT,
+                by=selector.by,
                 alpha=float(selector.alpha),
                 half_life=selector.half_life,
                 smallest=selector.normalize == "table",
             )
-        return cls(layout.UNIFORM)
+        if isinstance(selector, Uniform):
+            return cls(layout.UNIFORM)
+        raise unexecutable(selector)
+
+    def saved(self) -> dict[str, Any]:
+        """As plain data; a weight by priority as it was written when there was no other."""
+        by_priority = self.kind == layout.WEIGHT and self.by == "priority"
+        return asdict(self) | ({"by": "seq"} if by_priority else {})
+
+    @classmethod
+    def of_saved(cls, saved: Mapping[str, Any]) -> IndexKind:
+        """What `saved` returned."""
+        by_priority = saved["kind"] == layout.WEIGHT and saved["by"] == "seq"
+        return cls(**{**saved, "by": "priority" if by_priority else saved["by"]})
 
 
 @dataclass(frozen=True)
-class OrderValue:
-    """Where an order finds its value: its type in kernels, the array, the marker for absent."""
+class IndexedValue:
+    """Where an order or a weight finds its value: type in kernels, array, marker for absent."""
 
     type: int
     array: Array | None = None
@@ -90,8 +105,8 @@ class Index:
         self.arrays[position] = array
         self.row[position] = array.ctypes.data
 
-    def set_value(self, value: OrderValue) -> None:
-        """Say where an order finds its value."""
+    def set_value(self, value: IndexedValue) -> None:
+        """Say where an order or a weight finds its value."""
         self.row[layout.VALUE_TYPE] = value.type
         self.row[layout.ABSENT] = value.absent
         if value.array is not None:
@@ -172,7 +187,7 @@ class Index:
 
     @property
     def reference(self) -> float:
-        """The version at which an item weighs priority ** alpha, 0 where weights do not age."""
+        """The version at which an item weighs value ** alpha, 0 where weights do not age."""
         if self.kind.half_life is None:
             return 0.0
         return float(self.arrays[layout.A_PARAMETERS][layout.REFERENCE])
@@ -187,7 +202,7 @@ class Index:
             self.reference = version
 
 
-class Indexes:
+class IndexTable:
     """All indexes of a table, and the table of rows that kernels get.
 
     Rows: the indexes over all items, then for each partition one per family, then one row for

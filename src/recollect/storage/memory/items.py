@@ -17,7 +17,7 @@ from recollect.kernels import layout
 from recollect.rules.query import FieldType, FieldValues
 from recollect.storage.buffers import aligned_zeros
 from recollect.storage.fields import BUILT_IN, FieldArray, FieldValue
-from recollect.storage.memory.indexes import OrderValue
+from recollect.storage.memory.indexes import IndexedValue
 
 Ints = NDArray[np.int64]
 Array = NDArray[Any]
@@ -33,8 +33,8 @@ class Items:
     def __init__(self, kernels: Any, capacity: int, fields: Mapping[str, FieldType]) -> None:
         self._kernels = kernels.items
         self._saving = kernels.captures
-        self._capacity = capacity
-        self._types = fields
+        self.capacity = capacity  # items that it makes room for; a promise may exceed the table's
+        self.types = fields
         self.block: Ints = np.zeros(layout.ITEMS_BLOCK, np.int64)
         self.now = memoryview(self.block)  # type: ignore[arg-type]  # the same numbers, quicker to read one by one
         self.fields: dict[str, FieldArray] = {}
@@ -46,7 +46,7 @@ class Items:
         origin = np.uint64(secrets.randbits(20) << layout.COUNTER_BITS)
         self.block[layout.ORIGIN] = origin.view(np.int64)
         self.block[layout.FREE_HEAD] = self.block[layout.FREE_TAIL] = -1
-        self._records = np.zeros((0, WORDS), np.int64)
+        self.records = np.zeros((0, WORDS), np.int64)  # a record by slot, see `kernels.layout`
         self.resize(min(FEWEST_SLOTS, capacity))
 
     # -- memory ---------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Items:
         live, slots = now[layout.LIVE], now[layout.SLOTS]
         if live + more > slots:
             self.growing = True
-            self.resize(min(self._capacity, max(2 * slots, live + more)))
+            self.resize(min(self.capacity, max(2 * slots, live + more)))
         self.reserve_hash(more)
         return self.growing
 
@@ -95,7 +95,7 @@ class Items:
         """Give every array by slot so many slots."""
         before = self.now[layout.SLOTS]
         self.have_slots(slots)
-        self._records[before:, layout.PRIORITY].view(np.float64)[:] = -1.0
+        self.records[before:, layout.PRIORITY].view(np.float64)[:] = -1.0
         self._kernels.add_slots(self.block, before)
         self.rebuild()
 
@@ -109,8 +109,8 @@ class Items:
             by_slot[position] = _grown(self.owned.get(position), slots, dtype, fill)
         fields = [(field, field.resized(slots)) for field in self.fields.values()]
         self.block[layout.SLOTS] = slots
-        records[: len(self._records)] = self._records
-        self._records = records
+        records[: len(self.records)] = self.records
+        self.records = records
         self._own(layout.A_RECORD, records)
         self.key: Keys = records[:slots, layout.KEY].view(np.uint64)
         self.location: Ints = records[:slots, layout.LOCATION]
@@ -165,6 +165,11 @@ class Items:
     def stored(self) -> Ints:
         return np.flatnonzero(self.state != layout.FREE)
 
+    def still_visible(self, slots: Ints) -> Ints:
+        """Those of some items that are visible."""
+        visible: Ints = slots[self.state[slots] == layout.VISIBLE]
+        return visible
+
     def slots_of(self, keys: Keys) -> Ints:
         """The slot of each key, -1 for those whose items have gone."""
         return self.slots_found(keys)[0]
@@ -173,6 +178,40 @@ class Items:
         """The same, and how many are there."""
         slots = np.empty(keys.size, np.int64)
         return slots, self._kernels.find_slots(self.block, keys, slots)
+
+    @property
+    def next_key(self) -> int:
+        """The key that the next item gets; those after it follow."""
+        origin, counter = self.now[layout.ORIGIN], self.now[layout.COUNTER]
+        return int(np.int64(origin | counter).view(np.uint64))
+
+    @next_key.setter
+    def next_key(self, key: int) -> None:
+        self.block[layout.COUNTER] = key & layout.COUNTER_MASK
+        self.block[layout.ORIGIN] = np.uint64(key & ~layout.COUNTER_MASK).view(np.int64)
+
+    def skip_keys(self, upto: int) -> None:
+        """Go on with this key at the earliest, where keys have the same origin."""
+        same = upto >> layout.COUNTER_BITS == self.next_key >> layout.COUNTER_BITS
+        if same and upto > self.next_key:
+            self.next_key = upto
+
+    def origins(self) -> list[int]:
+        """The origins of all keys: that of new ones, and those of items that were merged in."""
+        own = self.next_key >> layout.COUNTER_BITS
+        if layout.A_SEQ not in self.owned:  # nothing was merged in
+            return [own]
+        keys = self.key[self.stored()] >> np.uint64(layout.COUNTER_BITS)
+        found = np.flatnonzero(np.bincount(keys.astype(np.int64), minlength=1))
+        return sorted({own, *found.tolist()})
+
+    def inserted_at(self, keys: Keys) -> NDArray[np.float64]:
+        """When stored items came."""
+        return self.owned[layout.A_INSERTED][self.slots_of(keys)]
+
+    def set_inserted_at(self, keys: Keys, times: NDArray[np.float64]) -> None:
+        """Stored items came at these times, as a journal tells."""
+        self.owned[layout.A_INSERTED][self.slots_of(keys)] = times
 
     def seq(self, slots: Ints) -> Ints:
         """Arrival order."""
@@ -201,7 +240,7 @@ class Items:
         """A settable field's array, made when it is first needed."""
         field = self.fields.get(name)
         if field is None:
-            field = FieldArray(name, self._types[name], self.now[layout.SLOTS])
+            field = FieldArray(name, self.types[name], self.now[layout.SLOTS])
             self.fields[name] = field
             self.unset.pop(name, None)
             self.plain = False
@@ -229,12 +268,13 @@ class Items:
             counters = self.key[slots] & np.uint64(layout.COUNTER_MASK)
             self.owned[layout.A_SEQ][slots] = counters.astype(np.int64)
 
-    def newest_version(self, slots: Ints) -> float:
-        """The highest version among items of positive priority, 0 where there is none."""
+    def newest_version(self, slots: Ints, by: str) -> float:
+        """The highest version among items that a field gives weight, 0 where there is none."""
         version = self.fields.get("version")
         if version is None:
             return 0.0
-        return float(version.array[slots[self.priority[slots] > 0.0]].max(initial=0))
+        positive = self.values(by, slots).values > 0  # no marker of an absent value is
+        return float(version.array[slots[positive]].max(initial=0))
 
     def values(self, name: str, slots: Ints) -> FieldValues:
         """A field of some items, as queries want it."""
@@ -254,7 +294,7 @@ class Items:
             return FieldValues(self.rows(slots))
         if name == "nbytes":
             return FieldValues(self.nbytes(slots))
-        return FieldArray(name, self._types[name], 1).values(np.zeros_like(slots))
+        return FieldArray(name, self.types[name], 1).values(np.zeros_like(slots))
 
     def seen(self, name: str, slots: Ints) -> list[Any]:
         """A field as Python objects, None where absent."""
@@ -268,16 +308,16 @@ class Items:
             None if v is None or v != v or v == absent else v for v in field.read(slots).tolist()
         ]
 
-    def order_value(self, by: str) -> OrderValue:
-        """Where an order by a field finds its values."""
+    def indexed_value(self, by: str) -> IndexedValue:
+        """Where an order or a weight by a field finds its values."""
         if by in _RECORDED:
-            return OrderValue(_RECORDED[by])
+            return IndexedValue(_RECORDED[by])
         if by == "inserted_at":
-            return OrderValue(layout.BY_FLOAT64, self.owned[layout.A_INSERTED])
+            return IndexedValue(layout.BY_FLOAT64, self.owned[layout.A_INSERTED])
         field = self.field(by)
         kinds = {"int": layout.BY_INT64, "float": layout.BY_FLOAT64, "bool": layout.BY_INT8}
         absent = 0 if field.kind == "float" else int(field.absent)
-        return OrderValue(kinds[field.kind], field.array, absent)
+        return IndexedValue(kinds[field.kind], field.array, absent)
 
 
 _BY_SLOT: dict[int, tuple[Any, Any]] = {

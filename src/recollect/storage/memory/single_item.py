@@ -36,7 +36,7 @@ class DirectInserts:
     @property
     def columns(self) -> tuple[Ints, Ints]:
         """The columns of rows and of shared cells, as kernels see them."""
-        rows, shared = self._storage._rows, self._storage._shared
+        rows, shared = self._storage.stores.rows, self._storage.stores.shared
         assert rows is not None
         assert shared is not None
         return rows.table, shared.table
@@ -56,21 +56,21 @@ class DirectInserts:
         `payload` what counts as payload. `write` gets the place of both, and moves the tails.
         """
         storage = self._storage
-        rows, shared, items = storage._rows, storage._shared, storage._items
+        stores, items, index_set = storage.stores, storage.items, storage.index_set
+        rows, shared = stores.rows, stores.shared
         assert rows is not None
         assert shared is not None
-        indexing = storage._indexing
         if items.make_room(1):
-            indexing.resize()
+            index_set.resize()
             items.growing = False
         items.keep(layout.A_ROWS)
         try:
-            page = rows._segment_with_room(count * rows.stride + stored[0])
-            other = shared._segment_with_room(shared.stride + stored[1])
+            page = rows.segment_with_room(count * rows.stride + stored[0])
+            other = shared.segment_with_room(shared.stride + stored[1])
         finally:
             opened = rows.opened + shared.opened
-            if opened != storage._opened:  # their counts may have moved
-                storage._show_segments()
+            if opened != stores.opened:  # their counts may have moved
+                stores.show()
         place = self._in_place
         place[0], place[1], place[2], place[3] = page.base, page.stride, page.tail, page.rows
         place[4], place[5], place[6], place[7] = other.base, other.stride, other.tail, other.rows
@@ -81,35 +81,35 @@ class DirectInserts:
         page.tail, other.tail = place[2], place[6]
         page.rows += count
         other.rows += 1
-        indexing.expect_versions(fields)
-        partition = indexing.partition(tuple(map(fields.get, storage._partition_by)))
-        indexing.reserve_one(partition)
+        index_set.expect_versions(fields)
+        partition = index_set.partition(tuple(map(fields.get, index_set.partitions.by)))
+        index_set.reserve_one(partition)
         described = self._fields.describe(fields)
         key: int = self._enter(
-            items.block, indexing.indexes.table, location, count, payload[0] + payload[1],
+            items.block, index_set.indexes.table, location, count, payload[0] + payload[1],
             shared_location, payload[1], items.highest_priority(), partition, now, described,
-            len(items.fields), self._slot, indexing.work,
+            len(items.fields), self._slot, index_set.work,
         )  # fmt: skip
         if rows.tracking or shared.tracking:
-            storage._track(self._slot)
-        storage._tidy(opened)
+            stores.track(self._slot)
+        stores.tidy(opened)
         return key
 
     def ever(self, field: str, text: str) -> bool:
         """Whether an item may have this text in a field: one has had it."""
-        found = self._storage._items.fields.get(field)
+        found = self._storage.items.fields.get(field)
         return found is not None and text in found.codes
 
     def evict(self, selector: Ordered) -> int:
         """Remove the first item by an order, which nobody reads any more; returns its key."""
         storage = self._storage
-        indexing = storage._indexing
-        plan = indexing.plan(selector, False)
-        order = plan.row if plan.row >= 0 else int(indexing.rows_over_all(plan)[0])
+        index_set, stores = storage.index_set, storage.stores
+        plan = index_set.plan(selector, False)
+        order = plan.row if plan.row >= 0 else int(index_set.rows_over_all(plan)[0])
         key: int = self._leave(
-            storage._items.block, indexing.indexes.table, order, self._slot, indexing.work
+            storage.items.block, index_set.indexes.table, order, self._slot, index_set.work
         )
-        storage._tidy(storage._opened)
+        stores.tidy(stores.opened)
         return key
 
 
@@ -124,7 +124,7 @@ class _Fields:
 
     def describe(self, given: Mapping[str, Any]) -> Ints:
         """What was given, and absent for the rest."""
-        items = self._storage._items
+        items = self._storage.items
         fields = items.fields
         for name in given:
             if name not in fields:

@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.rules.query import fields_of
-from recollect.rules.selectors import Mixed, Ordered, Prioritized, Selector
-from recollect.storage.shares import Credits, dealt
+from recollect.rules.selectors import Mixed, Ordered, Selector
+from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
 from recollect.storage.sql.orders import order_by
-from recollect.storage.sql.random_draws import Drawing, Drawn, Weights, importance
+from recollect.storage.sql.random_draws import RandomDraws, SqlDraw, Weights, numbers
 from recollect.storage.sql.statements import KEYED, Statements, Wanted
 
 Ints = NDArray[np.int64]
@@ -27,13 +27,13 @@ NAMED = ("key",)
 NOTHING: Mapping[str, Any] = {}
 
 
-class Choosing:
+class SqlExecutor:
     """Finds the items that a selector means. What becomes of them is the storage's."""
 
     def __init__(self, statements: Statements, base: int, seed: int | None) -> None:
         self._statements = statements
         self._items = statements.items
-        self._drawing = Drawing(statements, base, np.random.default_rng(seed))
+        self._draws = RandomDraws(statements, base, np.random.default_rng(seed))
         self._credits: Credits = {}
 
     def fetch(self, keys: Sequence[int]) -> Rows:
@@ -80,7 +80,7 @@ class Choosing:
         limit: int,
         without: Sequence[int] = (),
         parameters: Mapping[str, Any] = NOTHING,
-    ) -> Drawn:
+    ) -> SqlDraw:
         """n items of a selector that is no mixture, in order; nothing is done to them yet."""
         if without:
             wanted = but(wanted, apart=True)
@@ -90,9 +90,9 @@ class Choosing:
             rows = self.ordered(
                 selector, n, wanted, staying=staying, columns=NAMED, parameters=parameters
             )
-            return Drawn([row.key for row in rows], np.ones(len(rows)), np.ones(len(rows)))
+            return SqlDraw([row.key for row in rows], np.ones(len(rows)), np.ones(len(rows)))
         limit = max(limit, 0)
-        return self._drawing.draw(selector, n, wanted, parameters, replace, calls, limit)
+        return self._draws.draw(selector, n, wanted, parameters, replace, calls, limit)
 
     def count_samples(
         self, keys: list[int], rows: Mapping[int, Any], limit: int
@@ -119,11 +119,11 @@ class Choosing:
 
     def draw_apart(
         self, selector: Selector, n: int, wanted: Wanted, *, evicting: bool = False
-    ) -> Drawn:
+    ) -> SqlDraw:
         """Different items that will leave, those of a mixture one part after another."""
         if not isinstance(selector, Mixed):
             return self.draw(selector, n, wanted, False, 0, REMOVING)
-        parts: list[Drawn] = []
+        parts: list[SqlDraw] = []
         gone: list[int] = []
         for part, count in dealt(self._credits, selector, n, evicting=evicting):
             if count:
@@ -132,19 +132,21 @@ class Choosing:
         return _joined(parts)
 
     # -- mixtures ---------------------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        """How many of the next n draws each part of a mixture gets."""
+        return next_deal(self._credits, mixture, n)
+
     def sample_mixed(
         self, selector: Mixed, n: int, wanted: Wanted, replace: bool, calls: int, limit: int
-    ) -> tuple[Drawn, list[int]]:
-        """Each selector for its share; what one draws counts before the next one draws."""
+    ) -> tuple[SqlDraw, list[int], Rows]:
+        """Each selector for its share; what one draws counts before the next one draws.
+
+        Returns what was drawn, the keys of items that were sampled often enough, and all rows.
+        """
         wanted, parameters = self._settled(wanted)
-        weights = [
-            None if isinstance(part, Ordered) else self._drawing.weigh(part, wanted, parameters)
-            for part, _ in selector.selectors
-        ]
-        parts: list[Drawn] = []
+        parts: list[SqlDraw] = []
         worn: list[int] = []
         drawn: list[int] = []
-        rows: Rows = {}
         for part, count in dealt(self._credits, selector, n, evicting=False):
             if not count:
                 parts.append(_joined([]))
@@ -153,11 +155,29 @@ class Choosing:
             parts.append(self.draw(part, count, wanted, replace, calls, limit, without, parameters))
             keys = parts[-1].keys
             drawn += keys
-            rows |= self.fetch(keys)
-            worn += self.count_samples(keys, rows, limit)[1]
-        joined = _joined(parts)
-        _weigh_mixture(selector, weights, parts, joined, rows, calls)
-        return joined, worn
+            worn += self.count_samples(keys, self.fetch(keys), limit)[1]
+        joined, rows = _joined(parts), self.fetch(drawn)
+        weights = {
+            part: self._draws.weigh(part, wanted, parameters)
+            for part, _ in selector.selectors
+            if not isinstance(part, Ordered)
+        }
+        counts = [len(part.keys) for part in parts]
+        here = [rows[key] for key in drawn]
+        joined.probability = in_mixture(
+            selector, counts, joined.probability, lambda part: self._chances(weights[part], here)
+        )
+        size = max((each.count for each in weights.values()), default=0)
+        importance = importance_in(selector, joined.probability, size, calls)
+        joined.weights = joined.weights if importance is None else importance
+        return joined, worn, rows
+
+    def _chances(self, weights: Weights, rows: Sequence[Any]) -> Floats:
+        """The probability of each item in one draw, 0 without weight while others have some."""
+        column = self._statements.columns[weights.by].name
+        values = numbers([getattr(row, column) for row in rows])
+        chances = weights.chances(values, numbers([row.version for row in rows]))
+        return chances if weights.uniform else np.where(values > 0.0, chances, 0.0)
 
     def _settled(self, wanted: Wanted) -> tuple[Wanted, dict[str, Any]]:
         """The same items, whatever is counted of them: a query may ask for that."""
@@ -171,48 +191,11 @@ class Choosing:
         return Wanted(keyed=True), {"keys": self._statements.numbers(list(found))}
 
 
-def _weigh_mixture(
-    selector: Mixed,
-    weights: Sequence[Weights | None],
-    parts: Sequence[Drawn],
-    joined: Drawn,
-    rows: Rows,
-    calls: int,
-) -> None:
-    """The probability of each item under the whole mixture at first, and its weight.
-
-    An order chooses and does not draw: to what it chose, it adds its whole share. An item that
-    came when only others without weight were left has the probability under the part that drew it.
-    """
-    priority = np.array([rows[key].priority for key in joined.keys])
-    version = np.array([rows[key].version or 0 for key in joined.keys], np.float64)
-    mixture = np.zeros(priority.size)
-    start = 0
-    for (_, share), own_weights, drawn in zip(selector.selectors, weights, parts, strict=True):
-        own = np.zeros(priority.size, np.bool_)
-        own[start : start + len(drawn.keys)] = True
-        start += len(drawn.keys)
-        if own_weights is None:
-            mixture[own] += share
-            continue
-        under = own_weights.chances(priority, version)
-        if not own_weights.uniform:
-            under = np.where(priority > 0.0, under, 0.0)
-        alone = own & (under == 0.0)
-        under[alone] = joined.probability[alone]
-        mixture += share * under
-    joined.probability = mixture
-    for (part, _), own_weights in zip(selector.selectors, weights, strict=True):
-        if isinstance(part, Prioritized) and own_weights is not None:
-            joined.weights = importance(part, own_weights, mixture, calls)
-            break
-
-
-def _joined(parts: Sequence[Drawn]) -> Drawn:
+def _joined(parts: Sequence[SqlDraw]) -> SqlDraw:
     """Several draws as one."""
     keys = [key for part in parts for key in part.keys]
     empty = np.zeros(0)
-    return Drawn(
+    return SqlDraw(
         keys,
         np.concatenate([empty, *(part.probability for part in parts)]),
         np.concatenate([empty, *(part.weights for part in parts)]),

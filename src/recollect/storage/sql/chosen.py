@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.storage.base import Keys
-from recollect.storage.rows import Allocate
+from recollect.storage.buffers import Allocate
 from recollect.storage.sql.escapes import from_text
 from recollect.storage.sql.item_bytes import Codec
 

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 from recollect.storage.base import Keys
 from recollect.storage.sql.books import SqlLeases
 from recollect.storage.sql.statements import KEYED, MEASURED, Statements, Wanted
-from recollect.storage.sql.table_row import State
+from recollect.storage.sql.table_row import TableState
 
 HIDDEN = 0  # the lease of items that are hidden for a moment, within one transaction
 
 
-class Leaving:
+class Departures:
     """Removes, hides and shows items, and keeps the counts of them."""
 
     def __init__(self, statements: Statements, leases: SqlLeases) -> None:
@@ -25,7 +25,7 @@ class Leaving:
         self._leases = leases
 
     @property
-    def _state(self) -> State:
+    def _state(self) -> TableState:
         return self._statements.transactions.state
 
     def forget(self, rows: Sequence[Any]) -> None:

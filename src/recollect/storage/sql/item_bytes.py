@@ -21,7 +21,7 @@ from recollect.data.dtypes import stored_type
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column, Rows, Schema, row_payload
 from recollect.errors import SchemaError, StorageError
-from recollect.storage.rows import Allocate
+from recollect.storage.buffers import Allocate
 
 Ints = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from recollect.rules.selectors import Ordered, Prioritized, Selector, parts_of
+from recollect.rules.selectors import Ordered, Proportional, Selector, parts_of
 from recollect.storage.sql.dialects import Dialect
 from recollect.storage.sql.opening import Opened
 from recollect.storage.sql.tables import NEVER_ABSENT, index_on
@@ -52,7 +52,7 @@ def indexes_for(
                     made.append(index_on(dialect, items, terms))
                 if partition:
                     made.append(index_on(dialect, items, [*partition, *terms]))
-        elif partition and not isinstance(selector, Prioritized):
+        elif partition and not isinstance(selector, Proportional):
             made.append(index_on(dialect, items, [*partition, columns["key"]]))
     return made
 
@@ -73,7 +73,7 @@ def _terms(
     return [*first, column, columns["key"]]
 
 
-class Indexes:
+class SqlIndexes:
     """The indexes of one table, each made when it is first needed.
 
     Only a transaction that has the table for itself makes one. What was made by one that comes to

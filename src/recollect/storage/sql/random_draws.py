@@ -18,7 +18,7 @@ largest: no weight overflows, and none vanishes that matters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,8 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from recollect.rules.selectors import Linear, Prioritized, Selector
+from recollect.rules.natures import unexecutable
+from recollect.rules.selectors import Proportional, Selector, Uniform
 from recollect.storage.sql.statements import Statements, Wanted
 
 Floats = NDArray[np.float64]
@@ -41,6 +42,7 @@ class Weights:
 
     count: int  # items
     positive: int  # those with a weight
+    by: str = "priority"  # the field that they are weighed by
     alpha: float = 0.0
     decay: float = 0.0  # of the logarithm, for each version of age
     newest: int = 0
@@ -52,33 +54,42 @@ class Weights:
     def uniform(self) -> bool:
         return self.positive == 0
 
+    @property
+    def aging(self) -> bool:
+        return self.decay != 0.0
+
+    @property
+    def shape(self) -> tuple[str, bool]:
+        """What makes statements about weights differ from each other."""
+        return self.by, self.aging
+
     def parameters(self) -> dict[str, Any]:
         """What statements need to weigh items."""
         given: dict[str, Any] = {"alpha": self.alpha, "highest": self.highest}
         return {**given, "decay": self.decay, "newest": self.newest} if self.decay else given
 
-    def of(self, priority: Floats, version: Floats) -> Floats:
-        """The weights of some items; 0 for a priority of 0."""
-        here = priority > 0.0
-        logs = np.full(priority.size, FAINTEST)
+    def of(self, values: Floats, version: Floats) -> Floats:
+        """The weights of items with these values of the field; 0 for a value of 0."""
+        here = values > 0.0
+        logs = np.full(values.size, FAINTEST)
         with np.errstate(divide="ignore", invalid="ignore"):
-            logs[here] = self.alpha * np.log(priority[here]) - self.highest
+            logs[here] = self.alpha * np.log(values[here]) - self.highest
             if self.decay:
                 logs[here] += self.decay * (version[here] - self.newest)
         return np.where(here, np.exp(np.maximum(logs, FAINTEST)), 0.0)
 
-    def chances(self, priority: Floats, version: Floats) -> Floats:
+    def chances(self, values: Floats, version: Floats) -> Floats:
         """The probability of each item in a first draw; of those without weight among themselves
         where nothing has any."""
         if self.uniform:
-            return np.full(priority.size, 1.0 / max(1, self.count))
-        chances = self.of(priority, version) / self.total
+            return np.full(values.size, 1.0 / max(1, self.count))
+        chances = self.of(values, version) / self.total
         zeros = self.count - self.positive
-        return np.where(priority > 0.0, chances, 1.0 / zeros if zeros else 0.0)
+        return np.where(values > 0.0, chances, 1.0 / zeros if zeros else 0.0)
 
 
 @dataclass
-class Drawn:
+class SqlDraw:
     """Items in the order in which they were drawn."""
 
     keys: list[int]
@@ -86,7 +97,7 @@ class Drawn:
     weights: Floats
 
 
-class Drawing:
+class RandomDraws:
     """Draws from the items that are wanted. `base` is the key of the arrival 0.
 
     `parameters` are those that what is wanted needs.
@@ -102,48 +113,57 @@ class Drawing:
     # -- weights ----------------------------------------------------------------------------------
     def weigh(self, selector: Selector, wanted: Wanted, parameters: Parameters) -> Weights:
         """Look at the weights of all that are wanted."""
-        if not isinstance(selector, Prioritized):
+        if isinstance(selector, Uniform):
             counted = self._one(
                 ("count", wanted), lambda: self._select(wanted, sa.func.count()), parameters
             )
             return Weights(counted[0], 0)
-        row = self._one(("highest", wanted), lambda: self._highest(wanted), parameters)
-        weights = Weights(row[0], row[1], alpha=float(selector.alpha))
+        if not isinstance(selector, Proportional):
+            raise unexecutable(selector)
+        by = selector.by
+        row = self._one(("highest", by, wanted), lambda: self._highest(by, wanted), parameters)
+        weights = Weights(row[0], row[1], by, alpha=float(selector.alpha))
         if weights.uniform:
             return weights
         weights.highest = weights.alpha * math.log(row[2])
-        aging = selector.half_life is not None
         if selector.half_life is not None:
             weights.decay, weights.newest = math.log(2.0) / selector.half_life, row[3]
             weights.highest = self._one(
-                ("log", wanted),
-                lambda: self._select(wanted, sa.func.max(self._log(aging)), self._positive),
+                ("log", by, wanted),
+                lambda: self._select(wanted, sa.func.max(self._log(weights)), self._positive(by)),
                 {**parameters, **weights.parameters()},
             )[0]
         weights.total, weights.smallest = self._one(
-            ("total", aging, wanted),
+            ("total", weights.shape, wanted),
             lambda: self._select(
                 wanted,
-                sa.func.sum(self._weight(aging)),
-                self._positive,
-                also=sa.func.min(self._weight(aging)),
+                sa.func.sum(self._weight(weights)),
+                self._positive(by),
+                also=sa.func.min(self._weight(weights)),
             ),
             {**parameters, **weights.parameters()},
         )
         return weights
 
-    def _highest(self, wanted: Wanted) -> Any:
-        priority, version = self._columns["priority"], self._columns["version"]
+    def _highest(self, by: str, wanted: Wanted) -> Any:
+        positive, version = self._positive(by), self._columns["version"]
         return sa.select(
             sa.func.count(),
-            sa.func.count(sa.case((self._positive, 1))),
-            sa.func.max(sa.case((self._positive, priority))),
-            sa.func.max(sa.case((self._positive, version))),
+            sa.func.count(sa.case((positive, 1))),
+            sa.func.max(sa.case((positive, self._value(by)))),
+            sa.func.max(sa.case((positive, version))),
         ).where(self._statements.condition(wanted))
 
-    @property
-    def _positive(self) -> Any:
-        return self._columns["priority"] > 0.0
+    def _value(self, by: str) -> Any:
+        """The value of a field that items are weighed by: 0 where it is absent."""
+        column = self._columns[by]
+        if by == "priority":
+            return column
+        number = sa.cast(column, sa.Integer) if isinstance(column.type, sa.Boolean) else column
+        return sa.cast(sa.func.coalesce(number, 0), sa.Double())
+
+    def _positive(self, by: str) -> Any:
+        return self._value(by) > 0.0
 
     def _select(self, wanted: Wanted, what: Any, *conditions: Any, also: Any = None) -> Any:
         query = sa.select(what).select_from(self._statements.items)
@@ -153,18 +173,18 @@ class Drawing:
     def _one(self, key: Any, make: Any, parameters: Parameters) -> Any:
         return self._statements.run(key, make, **parameters).one()
 
-    def _log(self, aging: bool) -> Any:
+    def _log(self, weights: Weights) -> Any:
         """The logarithm of an item's weight."""
-        log: Any = sa.func.ln(self._columns["priority"], type_=sa.Double()) * _number("alpha")
-        if aging:
+        log: Any = sa.func.ln(self._value(weights.by), type_=sa.Double()) * _number("alpha")
+        if weights.aging:
             newest = sa.bindparam("newest", type_=sa.BigInteger())
             age: Any = sa.cast(self._columns["version"] - newest, sa.Double())
             log = log + age * _number("decay")
         return log
 
-    def _weight(self, aging: bool) -> Any:
+    def _weight(self, weights: Weights) -> Any:
         """An item's weight, where the largest is 1."""
-        relative = self._log(aging) - _number("highest")
+        relative = self._log(weights) - _number("highest")
         return sa.func.exp(self._dialect.largest(relative, FAINTEST), type_=sa.Double())
 
     # -- draws ------------------------------------------------------------------------------------
@@ -177,7 +197,7 @@ class Drawing:
         replace: bool,
         calls: int,
         limit: int,
-    ) -> Drawn:
+    ) -> SqlDraw:
         """Draw n items. With a limit, those that reach it leave before the next draw."""
         weights = self.weigh(selector, wanted, parameters)
         if replace and not limit:
@@ -185,7 +205,7 @@ class Drawing:
         else:
             often = limit if replace else 0
             keys, probability = self._ringing(weights, n, wanted, parameters, often)
-        return Drawn(keys, probability, importance(selector, weights, probability, calls))
+        return SqlDraw(keys, probability, importance(selector, weights, probability, calls))
 
     def _with_replacement(
         self, selector: Selector, weights: Weights, n: int, wanted: Wanted, parameters: Parameters
@@ -194,24 +214,23 @@ class Drawing:
             ranks = self._random.integers(weights.count, size=n)
             return self._at_ranks(ranks, wanted, parameters), np.full(n, 1.0 / weights.count)
         units = self._random.random(n)
-        if isinstance(selector, Prioritized) and selector.stratified:
+        if isinstance(selector, Proportional) and selector.stratified:
             units = (np.arange(n) + units) / n
-        aging = weights.decay != 0.0
         rows = self._statements.run(
-            ("points", aging, wanted),
-            lambda: self._at_points(wanted, aging),
+            ("points", weights.shape, wanted),
+            lambda: self._at_points(wanted, weights),
             points=self._dialect.numbers((units * weights.total).tolist()),
             **weights.parameters(),
             **parameters,
         ).all()
         return [row[0] for row in rows], weights.chances(*_numbers(rows))
 
-    def _at_points(self, wanted: Wanted, aging: bool) -> Any:
+    def _at_points(self, wanted: Wanted, weights: Weights) -> Any:
         """The items on which points on the line of running sums fall."""
         key = self._columns["key"]
-        before = sa.func.sum(self._weight(aging)).over(order_by=key, rows=(None, -1))
+        before = sa.func.sum(self._weight(weights)).over(order_by=key, rows=(None, -1))
         lows = sa.select(key.label("key"), before.label("before")).where(
-            self._statements.condition(wanted), self._positive
+            self._statements.condition(wanted), self._positive(weights.by)
         )
         low = lows.subquery()
         points = self._dialect.listed("points", sa.Double())
@@ -230,7 +249,7 @@ class Drawing:
         )
         found = sa.select(line.c.place, latest.label("key")).subquery()
         return (
-            sa.select(found.c.key, self._columns["priority"], self._columns["version"])
+            sa.select(found.c.key, self._value(weights.by), self._columns["version"])
             .join(self._statements.items, key == found.c.key)
             .where(found.c.place.is_not(None))
             .order_by(found.c.place)
@@ -269,12 +288,12 @@ class Drawing:
             ranks = self._random.choice(weights.count, first, replace=False)
             keys = self._at_ranks(ranks, wanted, parameters)
             gaps = self._random.exponential(size=first) / (weights.count - np.arange(first))
-            times, version, priority = np.cumsum(gaps), np.zeros(first), np.zeros(first)
+            times, version, values = np.cumsum(gaps), np.zeros(first), np.zeros(first)
         else:
-            keys, times, priority, version = self._by_ring(weights, first, wanted, parameters)
+            keys, times, values, version = self._by_ring(weights, first, wanted, parameters)
         if not limit:
-            return keys, weights.chances(priority, version)
-        rates = np.ones(first) if weights.uniform else weights.of(priority, version)
+            return keys, weights.chances(values, version)
+        rates = np.ones(first) if weights.uniform else weights.of(values, version)
         others = float(weights.count - first)
         if not weights.uniform:
             others = 0.0
@@ -286,12 +305,14 @@ class Drawing:
         self, weights: Weights, keys: list[int], wanted: Wanted, parameters: Parameters
     ) -> float:
         """The weight of all but some items."""
-        aging = weights.decay != 0.0
         seen = self._dialect.keyed(self._columns["key"], "seen")
         mass = self._one(
-            ("unseen", aging, wanted),
+            ("unseen", weights.shape, wanted),
             lambda: self._select(
-                wanted, sa.func.sum(self._weight(aging)), self._positive, sa.not_(seen)
+                wanted,
+                sa.func.sum(self._weight(weights)),
+                self._positive(weights.by),
+                sa.not_(seen),
             ),
             {"seen": self._dialect.numbers(keys), **weights.parameters(), **parameters},
         )
@@ -300,10 +321,9 @@ class Drawing:
     def _by_ring(
         self, weights: Weights, n: int, wanted: Wanted, parameters: Parameters
     ) -> tuple[list[int], Floats, Floats, Floats]:
-        aging = weights.decay != 0.0
         rows = self._statements.run(
-            ("ring", aging, wanted),
-            lambda: self._rung(wanted, aging),
+            ("ring", weights.shape, wanted),
+            lambda: self._rung(wanted, weights),
             n=n,
             salt=int(self._random.integers(1 << 62)),
             **weights.parameters(),
@@ -315,17 +335,18 @@ class Drawing:
         times = np.where(numbers[0] > 0.0, rung, -np.log1p(-np.minimum(logs, 0.999)))
         return [row[0] for row in rows], times, *numbers
 
-    def _rung(self, wanted: Wanted, aging: bool) -> Any:
+    def _rung(self, wanted: Wanted, weights: Weights) -> Any:
         """Items by the logarithm of the time at which they ring; those without weight last."""
         key, salt = self._columns["key"], sa.bindparam("salt", type_=sa.BigInteger())
         unit = self._dialect.unit(key - self._base, salt)
         ring: Any = sa.func.ln(-sa.func.ln(unit, type_=sa.Double()), type_=sa.Double())
-        time = ring - self._log(aging) + _number("highest")
-        early = sa.case((self._positive, time), else_=unit).label("early")
+        time = ring - self._log(weights) + _number("highest")
+        positive = self._positive(weights.by)
+        early = sa.case((positive, time), else_=unit).label("early")
         return (
-            sa.select(key, self._columns["priority"], self._columns["version"], early)
+            sa.select(key, self._value(weights.by), self._columns["version"], early)
             .where(self._statements.condition(wanted))
-            .order_by(sa.case((self._positive, 0), else_=1), early, key)
+            .order_by(sa.case((positive, 0), else_=1), early, key)
             .limit(sa.bindparam("n", type_=sa.BigInteger()))
         )
 
@@ -376,23 +397,25 @@ class Drawing:
 
 def importance(selector: Selector, weights: Weights, probability: Floats, calls: int) -> Floats:
     """(N · P) ** -beta, divided by the largest of the batch, of the table, or not."""
-    if not isinstance(selector, Prioritized):
+    if not isinstance(selector, Proportional):
         return np.ones(probability.size)
-    beta = selector.beta.at(calls) if isinstance(selector.beta, Linear) else selector.beta
     reference = 1.0 / max(1, weights.count)
     if selector.normalize == "batch":
         reference = float(probability.min())
     elif selector.normalize == "table" and not weights.uniform:
         reference = weights.smallest / weights.total
-    scaled: Floats = (probability / reference) ** -beta
+    scaled: Floats = (probability / reference) ** -selector.beta_at(calls)
     return scaled
 
 
 def _numbers(rows: Any) -> tuple[Floats, Floats]:
-    """The priorities and the versions of rows (key, priority, version, ...)."""
-    priority = np.array([row[1] for row in rows], np.float64)
-    version = np.array([0 if row[2] is None else row[2] for row in rows], np.float64)
-    return priority, version
+    """The values and the versions of rows (key, value, version, ...)."""
+    return numbers([row[1] for row in rows]), numbers([row[2] for row in rows])
+
+
+def numbers(values: Sequence[Any]) -> Floats:
+    """Numbers from a database, 0 for those that are absent."""
+    return np.array([0 if value is None else value for value in values], np.float64)
 
 
 def _number(name: str) -> Any:

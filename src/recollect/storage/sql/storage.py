@@ -27,20 +27,20 @@ from recollect.storage.base import (
 )
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlBlobs, SqlLeases, SqlRequests
-from recollect.storage.sql.choice import WHOLE, Choosing
+from recollect.storage.sql.choice import WHOLE, SqlExecutor
 from recollect.storage.sql.chosen import Gone, SqlChosen
 from recollect.storage.sql.database import PATIENCE, Database
-from recollect.storage.sql.departures import Leaving
+from recollect.storage.sql.departures import Departures
 from recollect.storage.sql.escapes import from_text
 from recollect.storage.sql.item_bytes import Codec
 from recollect.storage.sql.listener import Listener, PostgresListener, SqliteListener
 from recollect.storage.sql.opening import Opened, open_table
-from recollect.storage.sql.orders import Indexes
+from recollect.storage.sql.orders import SqlIndexes
 from recollect.storage.sql.schema_text import schemas_from_json, schemas_to_json
 from recollect.storage.sql.statements import MEASURED, Statements, Wanted, numbers_of
-from recollect.storage.sql.table_row import State
+from recollect.storage.sql.table_row import TableState
 from recollect.storage.sql.transactions import Transactions
-from recollect.storage.sql.writes import Writing
+from recollect.storage.sql.writes import ItemWrites
 
 Ints = NDArray[np.int64]
 
@@ -92,17 +92,17 @@ class SqlStorage:
         self._listener: Listener | None = None
         self._transactions = Transactions(database, opened.number, opened.channel, self._refresh)
         self._statements = Statements(self._transactions, self._items, self._columns)
-        self._choosing = Choosing(self._statements, opened.base, layout.seed)
-        self._writing = Writing(self._statements, self._indexes, layout.fields, opened.base)
+        self._executor = SqlExecutor(self._statements, opened.base, layout.seed)
+        self._writes = ItemWrites(self._statements, self._indexes, layout.fields, opened.base)
         self.leases = SqlLeases(self._statements)
-        self._leaving = Leaving(self._statements, self.leases)
+        self._departures = Departures(self._statements, self.leases)
         self.requests = SqlRequests(self._transactions)
         self.blobs = SqlBlobs(self._transactions)
         return self
 
-    def _open(self, connection: sa.Connection, layout: Layout) -> tuple[Opened, Indexes]:
+    def _open(self, connection: sa.Connection, layout: Layout) -> tuple[Opened, SqlIndexes]:
         opened = open_table(connection, self._database, layout)
-        indexes = Indexes(opened, self._database.dialect, layout.partition_by)
+        indexes = SqlIndexes(opened, self._database.dialect, layout.partition_by)
         indexes.open(connection, layout.selectors)
         return opened, indexes
 
@@ -111,7 +111,7 @@ class SqlStorage:
         with self.transaction():  # the columns that others fixed, and the counts
             pass
 
-    def _refresh(self, state: State) -> None:
+    def _refresh(self, state: TableState) -> None:
         """At the beginning of a transaction: others may have fixed the columns."""
         if state.columns_version != self._schema_version:
             stored = tables.tables
@@ -192,7 +192,7 @@ class SqlStorage:
 
     # -- what is there -----------------------------------------------------------------------------
     @property
-    def _state(self) -> State:
+    def _state(self) -> TableState:
         return self._transactions.state
 
     def __len__(self) -> int:
@@ -281,12 +281,15 @@ class SqlStorage:
         default = new.default_priority
         if new.priority is None and default < 0.0:
             default = self.highest_priority()
-        return self._writing.insert(new, *self._codecs(), default)
+        return self._writes.insert(new, *self._codecs(), default)
 
     def recycle(self, remover: Selector, new: NewItems, *, tell: bool) -> Keys | None:
         return None
 
     # -- choosing ----------------------------------------------------------------------------------
+    def next_deal(self, mixture: Mixed, n: int) -> list[tuple[Selector, int]]:
+        return self._executor.next_deal(mixture, n)
+
     def _codecs(self) -> tuple[Codec, Codec | None]:
         assert self._codec is not None
         return self._codec, self._shared_codec
@@ -302,13 +305,14 @@ class SqlStorage:
         limit = self._layout.max_times_sampled
         worn: list[int] = []
         if isinstance(selector, Mixed):
-            drawn, worn = self._choosing.sample_mixed(selector, n, wanted, replace, calls, limit)
-            rows = self._choosing.fetch(drawn.keys)
+            drawn, worn, rows = self._executor.sample_mixed(
+                selector, n, wanted, replace, calls, limit
+            )
             sampled: Any = 0
         else:
-            drawn = self._choosing.draw(selector, n, wanted, replace, calls, limit)
-            rows = self._choosing.fetch(drawn.keys)
-            sampled, worn = self._choosing.count_samples(drawn.keys, rows, limit)
+            drawn = self._executor.draw(selector, n, wanted, replace, calls, limit)
+            rows = self._executor.fetch(drawn.keys)
+            sampled, worn = self._executor.count_samples(drawn.keys, rows, limit)
         chosen = self._chosen(
             [rows[key] for key in drawn.keys],
             probability=drawn.probability,
@@ -317,18 +321,18 @@ class SqlStorage:
         )
         if worn:
             chosen.worn = self._chosen([rows[key] for key in worn])
-            self._leaving.forget([rows[key] for key in worn])
+            self._departures.forget([rows[key] for key in worn])
         return chosen
 
     def take(self, selector: Selector, n: int, where: Where | None, *, hide: bool) -> SqlChosen:
         wanted = _wanted(where)
         probability = weights = None
         if isinstance(selector, Ordered):
-            rows = self._choosing.ordered(selector, n, wanted, staying=False)
+            rows = self._executor.ordered(selector, n, wanted, staying=False)
             probability = np.ones(len(rows))
         else:
-            drawn = self._choosing.draw_apart(selector, n, wanted)
-            by_key = self._choosing.fetch(drawn.keys)
+            drawn = self._executor.draw_apart(selector, n, wanted)
+            by_key = self._executor.fetch(drawn.keys)
             rows = [by_key[key] for key in drawn.keys]
             probability, weights = drawn.probability, drawn.weights
         if len(rows) < n:
@@ -340,9 +344,9 @@ class SqlStorage:
             )
         chosen = self._chosen(rows, probability=probability, weights=weights, sampled=1)
         if hide:
-            self._leaving.hide_taken(rows, chosen.keys)
+            self._departures.hide_taken(rows, chosen.keys)
         else:
-            self._leaving.forget(rows)
+            self._departures.forget(rows)
         return chosen
 
     def evict(
@@ -361,7 +365,7 @@ class SqlStorage:
                 rows = rows[: int(np.searchsorted(sums, excess)) + 1]
             if keep:
                 kept.append(self._chosen(rows))
-            self._leaving.forget(rows)
+            self._departures.forget(rows)
             gone += len(rows)
             n = 0
         return gone, kept
@@ -369,11 +373,11 @@ class SqlStorage:
     def _next_to_evict(self, selector: Selector, n: int, wanted: Wanted, keep: bool) -> list[Any]:
         if isinstance(selector, Ordered):
             columns = WHOLE if keep else MEASURED
-            return self._choosing.ordered(selector, n, wanted, staying=False, columns=columns)
+            return self._executor.ordered(selector, n, wanted, staying=False, columns=columns)
         visible = self._state.items - self._state.hidden
-        drawn = self._choosing.draw_apart(selector, min(n, visible), wanted, evicting=True)
+        drawn = self._executor.draw_apart(selector, min(n, visible), wanted, evicting=True)
         keys = drawn.keys
-        rows = self._choosing.fetch(keys)
+        rows = self._executor.fetch(keys)
         return [rows[key] for key in keys]
 
     # -- removing, hiding, bringing back -----------------------------------------------------------
@@ -381,11 +385,11 @@ class SqlStorage:
         if keep:
             rows = self._whole(keys)
             chosen = self._chosen(rows)
-            self._leaving.forget(rows)
+            self._departures.forget(rows)
             return chosen
         if not keys.size:
             return Gone(keys)
-        here = self._leaving.remove(keys)
+        here = self._departures.remove(keys)
         return Gone(keys if here.size == keys.size else keys[np.isin(keys, here)])
 
     def delete(self, keys: Keys, keep: bool) -> Chosen:
@@ -394,22 +398,22 @@ class SqlStorage:
     def _whole(self, keys: Keys) -> list[Any]:
         """The rows of the keys that are there, in their order."""
         numbers = numbers_of(keys)
-        rows = self._choosing.fetch(numbers) if numbers else {}
+        rows = self._executor.fetch(numbers) if numbers else {}
         return [rows[key] for key in numbers if key in rows]
 
     def hide(self, keys: Keys) -> Keys:
-        return self._leaving.hide_keys(keys) if keys.size else keys
+        return self._departures.hide_keys(keys) if keys.size else keys
 
     def hide_up_to(self, field: str, bound: int) -> Keys:
         self._indexes.need_selectors(self._transactions, [Smallest(field)])
-        return self._leaving.hide_up_to(field, bound)
+        return self._departures.hide_up_to(field, bound)
 
     def show(self, keys: Keys, *, returned: bool) -> int:
-        return self._leaving.show(keys, returned=returned) if keys.size else 0
+        return self._departures.show(keys, returned=returned) if keys.size else 0
 
     # -- reading and changing ----------------------------------------------------------------------
     def get(self, keys: Keys, columns: Sequence[str] | None) -> SqlChosen:
-        rows = self._choosing.fetch(numbers_of(keys)) if keys.size else {}
+        rows = self._executor.fetch(numbers_of(keys)) if keys.size else {}
         gone = [key for key in keys.tolist() if key not in rows]
         if gone:
             raise unknown_keys(gone, keys.size)
@@ -420,11 +424,11 @@ class SqlStorage:
     def update(self, keys: Keys, fields: Mapping[str, Any]) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = np.isin(keys, self.find(keys, None, visible=False))
         if found.any():
-            self._writing.update(keys, found, fields)
+            self._writes.update(keys, found, fields)
         return found
 
     def amend(self, keys: Keys, rows: Rows, per_item: NDArray[np.int32], payload: Ints) -> None:
-        self._writing.amend(keys, rows, per_item, payload, self._codecs()[0])
+        self._writes.amend(keys, rows, per_item, payload, self._codecs()[0])
 
 
 def _wanted(where: Where | None, *, visible: bool = True, keyed: bool = False) -> Wanted:

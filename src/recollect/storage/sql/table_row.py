@@ -22,7 +22,7 @@ from recollect.storage.sql.tables import COUNTS, tables
 
 
 @dataclass
-class State:
+class TableState:
     """A table's row, as this transaction sees and changes it."""
 
     columns_version: int = 0
@@ -41,7 +41,7 @@ class State:
     next_deadline: float | None = None  # nothing lapses before; a lower bound
     server_time: float | None = None
 
-    def copy(self) -> State:
+    def copy(self) -> TableState:
         return replace(self, removed=dict(self.removed))
 
     def tallies(self) -> Tallies:
@@ -74,11 +74,11 @@ def reading(dialect: Dialect, *, alone: bool) -> Any:
     return query.with_for_update() if alone else query.with_for_update(read=True, key_share=True)
 
 
-def read(connection: sa.Connection, query: Any, number: int) -> State:
+def read(connection: sa.Connection, query: Any, number: int) -> TableState:
     row = connection.execute(query, {"number": number}).mappings().one_or_none()
     if row is None:
         raise StorageError("the table was removed from its database; make it anew")
-    return State(**{**row, "removed": json.loads(row["removed"])})
+    return TableState(**{**row, "removed": json.loads(row["removed"])})
 
 
 def writing(dialect: Dialect, *, alone: bool, telling: bool) -> Any:
@@ -102,8 +102,8 @@ def write(
     connection: sa.Connection,
     statement: Any,
     number: int,
-    before: State,
-    after: State,
+    before: TableState,
+    after: TableState,
     message: dict[str, str],
 ) -> None:
     """Add what has changed to the row, and tell who listens."""

@@ -20,20 +20,20 @@ from recollect.storage.base import Sharing, Tallies
 from recollect.storage.sql import table_row
 from recollect.storage.sql.database import Database
 from recollect.storage.sql.failures import is_lost, translated
-from recollect.storage.sql.table_row import State
+from recollect.storage.sql.table_row import TableState
 
 
 class Transactions:
     """Runs the transactions of one table. The lock is this process's, the row's is everybody's."""
 
     def __init__(
-        self, database: Database, number: int, channel: str, refresh: Callable[[State], None]
+        self, database: Database, number: int, channel: str, refresh: Callable[[TableState], None]
     ) -> None:
         self.database = database
         self.number = number
         self.lock = threading.RLock()
         self.sharing: Sharing | None = None
-        self.state = State()
+        self.state = TableState()
         self.alone = True
         self.whole = _Turn(self, alone=True)
         self.taking = _Turn(self, alone=False)
@@ -50,7 +50,7 @@ class Transactions:
             for alone in both
             for telling in ((True, False) if self._tells else (False,))
         }
-        self._before = State()
+        self._before = TableState()
         self._counted = Tallies()
         self._depth = 0
 

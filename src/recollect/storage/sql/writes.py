@@ -15,17 +15,21 @@ from recollect.storage.base import Keys, NewItems
 from recollect.storage.fields import FieldValue, absent_of
 from recollect.storage.sql.escapes import to_text
 from recollect.storage.sql.item_bytes import Codec, item_bytes
-from recollect.storage.sql.orders import Indexes
+from recollect.storage.sql.orders import SqlIndexes
 from recollect.storage.sql.statements import KEYED, MEASURED, Statements
 
 Ints = NDArray[np.int64]
 
 
-class Writing:
+class ItemWrites:
     """Inserts, updates and amends items. `base` is the key of the arrival 0."""
 
     def __init__(
-        self, statements: Statements, indexes: Indexes, fields: Mapping[str, FieldType], base: int
+        self,
+        statements: Statements,
+        indexes: SqlIndexes,
+        fields: Mapping[str, FieldType],
+        base: int,
     ) -> None:
         self._statements = statements
         self._transactions = statements.transactions
