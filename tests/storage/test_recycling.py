@@ -138,7 +138,7 @@ def test_an_insert_may_fill_several_segments(ragged):
             0 if table.core.storage.stores.rows is None else table.core.storage.stores.rows.opened
         )
         keys = table.insert({"x": rows, "wide": wide})
-        assert ragged or table.core.storage.stores.rows.opened - opened >= n // 700
+        assert ragged or stores.rows.opened - opened >= n // 700
         oracle.insert(keys, rows, [1.0] * n, 0.0)
         stored = np.array([item[0] for item in oracle.items], np.uint64)
         check_segments(table, stored)

@@ -111,7 +111,7 @@ class Tables:
     @staticmethod
     def journal(table: rc.Table) -> Any:
         """For `main` alone: what the version that wrote the files called it."""
-        return table.core.journal
+        return table._journal
 
     @staticmethod
     def save(table: rc.Table, path: Path, step: int) -> None:
@@ -287,7 +287,7 @@ class Rollouts:
     @staticmethod
     def journal(buffer: rc.RolloutBuffer) -> Any:
         """For `main` alone: what the version that wrote the files called it."""
-        return buffer.core.table.journal
+        return buffer._core.table._journal
 
     @staticmethod
     def save(buffer: rc.RolloutBuffer, path: Path, step: int) -> None:
