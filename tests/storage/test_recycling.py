@@ -134,9 +134,8 @@ def test_an_insert_may_fill_several_segments(ragged):
                     for cell, length in zip(wide, random.integers(0, 90, n), strict=True)
                 ]
             )
-        opened = (
-            0 if table.core.storage.stores.rows is None else table.core.storage.stores.rows.opened
-        )
+        stores = table.core.storage.stores
+        opened = 0 if stores.rows is None else stores.rows.opened
         keys = table.insert({"x": rows, "wide": wide})
         assert ragged or stores.rows.opened - opened >= n // 700
         oracle.insert(keys, rows, [1.0] * n, 0.0)
