@@ -53,6 +53,21 @@ def test_values_that_a_file_brings_weigh_something_or_nothing(tmp_path: Path) ->
     assert set(different[:3]) == {1, 2, 6}
 
 
+def test_values_that_a_database_has_do_too(tmp_path: Path) -> None:
+    """A table that is opened again may weigh by what it took when it weighed by nothing."""
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    options: dict[str, Any] = {"capacity": 9, "tags": {"score": float}}
+    with rc.Table("t", storage=rc.SqlStorage(url), **options) as plain:
+        plain.insert({"x": np.arange(5)}, score=[-1.0, np.inf, 2.0, None, 0.0])
+    for part in (rc.Weighted("score"), rc.Mixed([(rc.Weighted("score"), 1), (rc.Lifo(), 0)])):
+        storage = rc.SqlStorage(url)
+        with rc.Table("t", storage=storage, sampler=part, seed=0, **options) as table:
+            batch = table.sample(50)
+            assert set(batch["x"].tolist()) <= {1, 2}
+            assert np.isfinite(batch.info.probability).all()
+            assert set(table.sample(5, replace=False)["x"][:2].tolist()) == {1, 2}
+
+
 @pytest.mark.parametrize("capacity_bytes", [None, 1 << 20], ids=["direct", "encoded"])
 def test_groups_are_drawn_by_a_tag(capacity_bytes: int | None) -> None:
     """By the short way of a put, and by the long one."""

@@ -76,8 +76,8 @@ DEPENDS = 2  # bits of the fields whose change moves an item in this index
 # order: a list in order, and a heap for what came out of order
 LEVELED = 3  # 1 where times_sampled comes before the value
 DESCENDING = 4
-VALUE_TYPE = 5
-A_VALUE = 6
+VALUE_TYPE = 5  # of the value that orders, or weighs; one of BY_...
+A_VALUE = 6  # by slot, for the types that name no record
 ABSENT = 7  # the int64 that marks an absent value
 HEAD = 8
 TAIL = 9
@@ -99,7 +99,7 @@ A_TREE = 19  # float64
 A_ZEROS = 20  # float64: a second tree that counts the items of weight zero
 A_SMALLEST = 21  # float64: smallest positive weight of every 16, where it is wanted
 A_PARAMETERS = 22  # float64: see below
-POSITIVE = 23  # items of positive priority
+POSITIVE = 23  # items that weigh something
 OFFSETS = 24  # LEVELS offsets of the levels in a tree, leaves first; at most 9
 INDEX_BLOCK = 34
 
@@ -107,7 +107,7 @@ ORDER = 1
 UNIFORM = 2
 WEIGHT = 3
 
-BY_SEQ = 0  # value types of an order
+BY_SEQ = 0  # value types of an order or a weight
 BY_INT64 = 1
 BY_FLOAT64 = 2
 BY_INT32 = 3
@@ -125,7 +125,7 @@ FIRST_FREE_DEPENDENCY = 8
 
 ALPHA = 0  # places in A_PARAMETERS
 RATE = 1  # halvings per version, 0 where weights do not age
-REFERENCE = 2  # the version at which an item's weight is priority ** alpha
+REFERENCE = 2  # the version at which an item's weight is value ** alpha
 PARAMETERS = 3
 
 # -- a column, as kernels that copy rows see it: one row of the column table --------------------

@@ -270,7 +270,8 @@ class MemoryStorage:
     # -- removing, hiding, bringing back --------------------------------------------------------
     def _release(self, slots: Ints) -> None:
         self._kernels.items.release(self.items.block, slots, slots.size)
-        self.stores.tidy(self.stores.opened)
+        stores = self.stores
+        stores.tidy(stores.opened)
 
     def _named(self, keys: Keys, keep: bool) -> MemoryChosen:
         slots = self.items.slots_of(keys)

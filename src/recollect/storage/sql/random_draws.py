@@ -34,6 +34,7 @@ Floats = NDArray[np.float64]
 Parameters = Mapping[str, Any]
 
 FAINTEST = -700.0  # the logarithm of the smallest weight, where the largest is 1
+LARGEST = 1e150  # a table refuses to weigh by more, but one that is opened again may have it
 
 
 @dataclass
@@ -159,8 +160,11 @@ class RandomDraws:
         column = self._columns[by]
         if by == "priority":
             return column
-        number = sa.cast(column, sa.Integer) if isinstance(column.type, sa.Boolean) else column
-        return sa.cast(sa.func.coalesce(number, 0), sa.Double())
+        if isinstance(column.type, sa.Boolean):
+            column = sa.cast(column, sa.Integer)
+        elif isinstance(column.type, sa.Double):
+            column = sa.case((column > LARGEST, LARGEST), else_=column)
+        return sa.cast(sa.func.coalesce(column, 0), sa.Double())
 
     def _positive(self, by: str) -> Any:
         return self._value(by) > 0.0
@@ -415,7 +419,8 @@ def _numbers(rows: Any) -> tuple[Floats, Floats]:
 
 def numbers(values: Sequence[Any]) -> Floats:
     """Numbers from a database, 0 for those that are absent."""
-    return np.array([0 if value is None else value for value in values], np.float64)
+    found = np.array([0 if value is None else value for value in values], np.float64)
+    return np.minimum(found, LARGEST)
 
 
 def _number(name: str) -> Any:
