@@ -81,9 +81,7 @@ def new_core(
         raise InvalidValue(
             f"overflow: expected one of {', '.join(map(repr, OVERFLOW))}, got {shown(overflow)}"
         )
-    needed = names("needs", needs)
-    for need in needed:
-        check_cell("needs", need)
+    cells = _checked_needs(needs)
     archive = flag("archive", archive)
     kinds = _checked_tags(tags)
     table = Table(
@@ -105,7 +103,7 @@ def new_core(
         capacity=capacity,
         capacity_bytes=capacity_bytes,
         overflow=overflow,
-        needs=needed,
+        needs=cells,
         tags=kinds,
         archive=archive,
     )
@@ -116,6 +114,13 @@ def new_core(
 
         open_journal(core, journal)
     return core
+
+
+def _checked_needs(needs: Any) -> tuple[str, ...]:
+    cells = names("needs", needs)
+    for cell in cells:
+        check_cell("needs", cell)
+    return cells
 
 
 def _checked_tags(tags: Mapping[str, Any] | None) -> dict[str, FieldType]:

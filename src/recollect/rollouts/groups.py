@@ -260,13 +260,9 @@ def finished(
     being copied. `archive` says whether some groups may be archived.
     """
     columns, present = batch.columns, batch.present
-    response = columns["response_ids"]
-    assert isinstance(response, Ragged)
-    offsets = response.offsets
+    offsets = _ragged(batch, "response_ids").offsets
+    mask, versions = _ragged(batch, "loss_mask"), _ragged(batch, "versions")
     stamps = columns.pop("stamp")
-    mask, versions = columns["loss_mask"], columns["versions"]
-    assert isinstance(mask, Ragged)
-    assert isinstance(versions, Ragged)
     assert isinstance(stamps, np.ndarray)
     stored_mask, stored_versions = present["loss_mask"], present["versions"]
     rows = stamps.size
@@ -305,6 +301,12 @@ def finished(
             groups._batch = visible(batch)
         copied()
     return groups
+
+
+def _ragged(batch: Batch, name: str) -> Ragged:
+    column = batch.columns[name]
+    assert isinstance(column, Ragged)
+    return column
 
 
 def _mark_archived(batch: Batch) -> None:
