@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Keys
 from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.buffer import RolloutBuffer
@@ -20,8 +20,6 @@ from recollect.rollouts.groups import Groups
 from recollect.rollouts.train_groups import GroupSource, ReplayRule
 from recollect.rules.selectors import Selector
 from recollect.training.selection import Floats, Ints, Selection, join, select
-
-Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from recollect.base.arrays import Keys
 from recollect.errors import InvalidValue, shown
 from recollect.training.packing import Pack, Packed
 from recollect.training.selection import Selection
-from recollect.training.sources import DrawnGroups, Keys
+from recollect.training.sources import DrawnGroups
 
 JOINS = ("mean", "max")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from recollect.base.arrays import Ints
 
 
 def order_of(count: int, seed: int | None, epoch: int) -> Ints:
