@@ -26,9 +26,7 @@ from recollect.simulation.answers import EndlessPrompts, SimulatedGenerator, cel
 from recollect.simulation.engine import Engine
 from recollect.simulation.report import Report, TaskReport, jain, mean_of
 from recollect.simulation.scenario import Scenario
-from recollect.simulation.virtual_clock import VirtualClock
-from recollect.simulation.virtual_loop import LONGEST
-from recollect.simulation.virtual_run import run
+from recollect.simulation.virtual_loop import LONGEST, VirtualClock, run
 
 
 def simulate(scenario: Scenario) -> Report:
