@@ -16,10 +16,8 @@ from recollect.production.manager import Manager
 from recollect.production.pending import Flight, Pending
 from recollect.production.progress import Handed, Progress, TaskProgress
 from recollect.production.prompts.base import Indexed, Prompts, prompt_of
-from recollect.production.prompts.huggingface import HuggingFacePrompts
-from recollect.production.prompts.indexed import IndexedPrompts
+from recollect.production.prompts.indexed import HuggingFacePrompts, IndexedPrompts, ListPrompts
 from recollect.production.prompts.jsonl import JsonlPrompts
-from recollect.production.prompts.list import ListPrompts
 from recollect.production.restore import latest_checkpoint
 from recollect.production.results import BatchResult, State
 from recollect.production.save import Checkpoint

@@ -70,18 +70,14 @@ class StrategyLike(Protocol):
 class TaskLike(Protocol):
     """A `Task` as its context knows it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def prompts(self) -> Prompts: ...
-    @property
-    def generator(self) -> Generator: ...
+    name: str
+    prompts: Prompts
+    generator: Generator
+    reward: Reward | None
+    valid: Valid | None
+
     @property
     def strategy(self) -> StrategyLike: ...
-    @property
-    def reward(self) -> Reward | None: ...
-    @property
-    def valid(self) -> Valid | None: ...
 
 
 class Context:
@@ -233,11 +229,8 @@ class Context:
 
     def send_home(self, status: Status) -> None:
         """Unfinished groups that the buffer has go back to their source, as prompts."""
-
-        def send(_: Group, original: Group) -> None:
-            self.prompts.give_back(prompt_of(original))
-
-        self._take_out(self.stored(status), status, send)
+        send = self.prompts.give_back
+        self._take_out(self.stored(status), status, lambda _, group: send(prompt_of(group)))
 
     def send_home_old(self) -> None:
         """What an evaluation left behind, and other weights than those of now generated, too."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -92,10 +92,6 @@ class Manager:
         self.bars = Bars(self.tasks, shown=bars)
         self._judge = Judge(buffer, self.contexts)
         self._beside: list[asyncio.Task[None]] = []
-        self._set_up()
-
-    def _set_up(self) -> None:
-        """What a kind of manager has beside."""
 
     def __repr__(self) -> str:
         flying = sum(len(context.pending) for context in self.contexts.values())
@@ -127,10 +123,6 @@ class Manager:
             for name, context in self.contexts.items()
             if len(context.pending)
         }
-
-    def _flights(self) -> Iterator[Flight]:
-        for context in self.contexts.values():
-            yield from context.pending.in_flight
 
     def look(self) -> dict[str, Handed]:
         """What the buffer says of each task, which `progress` then knows too. Immediate."""
@@ -230,12 +222,11 @@ class Manager:
         """Producers may go on; says whether they do."""
         if self._closed:
             return False
-        conditions = self._conditions
-        conditions.version = version
-        conditions.error = None
-        conditions.stopping = False
+        self._conditions.version = version
+        self._conditions.error = None
+        self._conditions.stopping = False
         self._state = State.RUNNING
-        conditions.changed.notify()
+        self._changed.notify()
         return True
 
     # -- producing --------------------------------------------------------------------------------
@@ -348,6 +339,7 @@ class Manager:
         self._judge.collect()
         windows = self.progress.read(now, asked)
         times = [seconds for window in windows.values() for seconds in window.times]
+        flying = self.in_flight
         result = BatchResult(
             status,
             step,
@@ -361,8 +353,8 @@ class Manager:
             max((window.seconds for window in windows.values()), default=0.0),
             now - began,
             self._pause_seconds,
-            {name: len(flights) for name, flights in self.in_flight.items()},
-            max((now - each.started_at for each in self._flights()), default=0.0),
+            {name: len(flights) for name, flights in flying.items()},
+            max((now - one.started_at for each in flying.values() for one in each), default=0.0),
         )
         self._pause_seconds = 0.0
         if log.isEnabledFor(logging.INFO):

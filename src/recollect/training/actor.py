@@ -7,8 +7,9 @@ without a copy, and read-only. The actor is asynchronous: a rank that waits hold
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from recollect.base.optional import optional
 from recollect.config import Source, load_mapping
@@ -17,6 +18,9 @@ from recollect.rollouts.group import Group
 from recollect.training.metrics import stored
 from recollect.training.preparation import BlockingPreparation, DataPreparation
 from recollect.training.train_step import RankBatch
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 AT_ONCE = 10_000  # calls that may wait in the actor at the same time
 
@@ -27,29 +31,12 @@ class PreparationActor:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._preparation = DataPreparation.from_config(config)
 
-    async def put(self, group: Group, version: int | None = None) -> int | None:
-        return await self._preparation.put(group, version=version)
-
-    async def get(self, rank: int, step: int) -> RankBatch:
-        return await self._preparation.get(rank, step)
-
-    async def confirm(self, rank: int, step: int) -> bool:
-        return await self._preparation.confirm(rank, step)
-
-    async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
-        return await self._preparation.report(rank, step, rollout_ids, priority)
-
-    async def state(self) -> dict[str, Any]:
-        return await self._preparation.state()
-
-    async def restore(self, saved: Mapping[str, Any]) -> int:
-        return await self._preparation.restore(saved)
+    async def call(self, name: str, *given: Any, **named: Any) -> Any:
+        """A call of the preparation by its name."""
+        return await getattr(self._preparation, name)(*given, **named)
 
     async def metrics(self) -> dict[str, float]:
         return stored(self._preparation.buffer)
-
-    async def close(self) -> None:
-        await self._preparation.close()
 
 
 class RemotePreparation:
@@ -62,39 +49,39 @@ class RemotePreparation:
         self.handle = handle
 
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
-        found: int | None = await self._call("put", group, version)
-        return found
+        return await self._call(DataPreparation.put, group, version=version)
 
     async def get(self, rank: int, step: int) -> RankBatch:
-        found: RankBatch = await self._call("get", rank, step)
-        return found
+        return await self._call(DataPreparation.get, rank, step)
 
     async def confirm(self, rank: int, step: int) -> bool:
-        found: bool = await self._call("confirm", rank, step)
-        return found
+        return await self._call(DataPreparation.confirm, rank, step)
 
     async def report(self, rank: int, step: int, rollout_ids: Sequence[str], priority: Any) -> int:
-        found: int = await self._call("report", rank, step, rollout_ids, priority)
-        return found
+        return await self._call(DataPreparation.report, rank, step, rollout_ids, priority)
 
     async def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = await self._call("state")
-        return found
+        return await self._call(DataPreparation.state)
 
     async def restore(self, saved: Mapping[str, Any]) -> int:
-        found: int = await self._call("restore", saved)
-        return found
+        return await self._call(DataPreparation.restore, saved)
 
     async def metrics(self) -> dict[str, float]:
         """What the actor's buffer holds now (`buffer/...`)."""
-        found: dict[str, float] = await self._call("metrics")
+        found: dict[str, float] = await self.handle.metrics.remote()
         return found
 
     async def close(self) -> None:
-        await self._call("close")
+        await self._call(DataPreparation.close)
 
-    async def _call(self, name: str, *arguments: Any) -> Any:
-        return await getattr(self.handle, name).remote(*arguments)
+    async def _call(
+        self,
+        method: Callable[Concatenate[DataPreparation, Given], Coroutine[Any, Any, Result]],
+        *given: Given.args,
+        **named: Given.kwargs,
+    ) -> Result:
+        found: Result = await self.handle.call.remote(method.__name__, *given, **named)
+        return found
 
     @property
     def sync(self) -> BlockingRemotePreparation:
@@ -126,7 +113,7 @@ class _References:
         self._handle = handle
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle, name).remote
+        return partial(self._handle.call.remote, name)
 
 
 def start_actor(config: Source, **options: Any) -> RemotePreparation:

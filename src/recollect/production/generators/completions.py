@@ -46,6 +46,7 @@ class Piece:
     version: int | None
 
 
+@dataclass(eq=False)
 class Endpoint:
     """One server. `async with endpoint.stream(body) as pieces: async for piece in pieces`.
 
@@ -61,26 +62,19 @@ class Endpoint:
         version_of: The weights that made a chunk, None where it doesn't say.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        connect_timeout: float,
-        silence: float | None,
-        token_of: Callable[[str], int] | None,
-        version_of: Callable[[Mapping[str, Any]], int | None],
-    ) -> None:
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    url: str
+    headers: Mapping[str, str]
+    connect_timeout: float
+    silence: float | None
+    token_of: Callable[[str], int] | None
+    version_of: Callable[[Mapping[str, Any]], int | None]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise InvalidValue(
-                f"url: expected one such as http://localhost:8000/v1, got {shown(url)}"
+                f"url: expected one such as http://localhost:8000/v1, got {shown(self.url)}"
             )
-        self.root = url.rstrip("/").removesuffix("/v1")
-        self._headers = dict(headers)
-        self._connect_timeout = connect_timeout
-        self._silence = silence
-        self._token_of = token_of
-        self._version_of = version_of
+        self.root = self.url.rstrip("/").removesuffix("/v1")
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that the session is in
 
@@ -100,12 +94,12 @@ class Endpoint:
             self._loop = loop
             http = optional("aiohttp", "openai")
             timeout = http.ClientTimeout(
-                total=None, sock_connect=self._connect_timeout, sock_read=self._silence
+                total=None, sock_connect=self.connect_timeout, sock_read=self.silence
             )
             # Connections are limited by the generator, which knows who waits for one.
             connector = http.TCPConnector(limit=0)
             self._session = http.ClientSession(
-                connector=connector, timeout=timeout, headers=self._headers
+                connector=connector, timeout=timeout, headers=self.headers
             )
         session = self._session
         assert session is not None
@@ -132,7 +126,7 @@ class Endpoint:
         """Send a request; raises `Unavailable`, `Unacceptable` or `GenerationError`."""
         http = optional("aiohttp", "openai")
         asked = {**body, "stream": True}
-        if self._token_of is None:  # servers that know no such fields may refuse them
+        if self.token_of is None:  # servers that know no such fields may refuse them
             asked |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
         url = f"{self.root}/v1/completions"
         try:
@@ -194,7 +188,7 @@ class Endpoint:
             text,
             choice.get("finish_reason"),
             choice.get("prompt_token_ids"),
-            self._version_of(event),
+            self.version_of(event),
         )
 
     def _tokens(
@@ -203,13 +197,13 @@ class Endpoint:
         """The ids of a chunk's tokens, in the best form that the server gives."""
         if ids is not None:
             return ids
-        if self._token_of is not None:
+        if self.token_of is not None:
             if names is None and text:
                 raise GenerationError(
                     f"{url}: a chunk has text and no list of its tokens, so that token_of has "
                     "nothing to map; ask for logprobs"
                 )
-            return [self._token_of(name) for name in names or ()]
+            return [self.token_of(name) for name in names or ()]
         if names is not None and all(name.startswith(PREFIX) for name in names):
             return [int(name.removeprefix(PREFIX)) for name in names]
         if not text and not names:
