@@ -1,16 +1,15 @@
 """The loop that fills a buffer: prompts, generators, strategies, and managers of the flow."""
 
 from recollect.production.actor import RemoteManager, start_manager
-from recollect.production.allocation import allocate
 from recollect.production.bars import Bars
 from recollect.production.colocated import ColocatedManager
 from recollect.production.context import Context
 from recollect.production.disaggregated import DisaggregatedManager
 from recollect.production.generators.base import Generator
+from recollect.production.generators.completions import Retries
 from recollect.production.generators.function import FunctionGenerator
 from recollect.production.generators.openai import OpenAIGenerator, Request
 from recollect.production.generators.ray import RayGenerator, start_generator
-from recollect.production.generators.retries import Retries
 from recollect.production.generators.spread import SpreadGenerator
 from recollect.production.manager import Manager
 from recollect.production.pending import Flight, Pending
@@ -28,7 +27,7 @@ from recollect.production.strategies import (
     Strategy,
     SyncStrategy,
 )
-from recollect.production.task import Task
+from recollect.production.task import Task, allocate
 from recollect.production.window import Times, Window
 
 __all__ = [

@@ -7,9 +7,9 @@ asynchronous: a trainer that waits holds nobody up. A trainer that may die takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from recollect.base.optional import optional
@@ -103,27 +103,16 @@ class RemoteManager(ManagerCalls):
         count: int = optional("ray").get(method.remote(name, result.lease, *given))
         return count
 
-    def checkpoint(self, *given: Any, **named: Any) -> RemoteCheckpoint:
+    @contextmanager
+    def checkpoint(self, *given: Any, **named: Any) -> Iterator[Checkpoint]:
         """`with remote.checkpoint(path, step) as c:`; `c.dir` must be on a disk that both see."""
-        return RemoteCheckpoint(self.handle, given, named)
-
-
-class RemoteCheckpoint:
-    """A checkpoint whose block runs in the trainer's process."""
-
-    def __init__(self, handle: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._handle, self._given, self._named = handle, given, named
-        self._folder: Path | None = None
-
-    def __enter__(self) -> Checkpoint:
-        call = self._handle.begin_checkpoint.remote(*self._given, **self._named)
-        checkpoint: Checkpoint = optional("ray").get(call)
-        self._folder = checkpoint.dir
-        return checkpoint
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        call = self._handle.end_checkpoint.remote(str(self._folder), kind is not None)
-        optional("ray").get(call)
+        get, failed = optional("ray").get, True
+        checkpoint: Checkpoint = get(self.handle.begin_checkpoint.remote(*given, **named))
+        try:
+            yield checkpoint
+            failed = False
+        finally:
+            get(self.handle.end_checkpoint.remote(str(checkpoint.dir), failed))
 
 
 def start_manager(

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from recollect.base.blocking_face import BlockingFace
 from recollect.errors import ProductionError
-from recollect.production.allocation import BatchSize
 from recollect.production.generation import resolved
 from recollect.production.results import BatchResult
-from recollect.production.save import BlockingCheckpoint, Checkpoint, CheckpointSaving
+from recollect.production.save import Checkpoint, CheckpointSaving
+from recollect.production.task import BatchSize
 
 
 class ManagerCalls(ABC):
@@ -116,8 +116,16 @@ class BlockingManager(ManagerCalls, BlockingFace):
 
         return self.run(on_loop())
 
-    def checkpoint(self, *given: Any, **named: Any) -> BlockingCheckpoint:
-        return BlockingCheckpoint(self._manager.checkpoint(*given, **named), self.run)
+    @contextmanager
+    def checkpoint(self, *given: Any, **named: Any) -> Iterator[Checkpoint]:
+        saving = self._manager.checkpoint(*given, **named)
+        checkpoint = self.run(saving.__aenter__())
+        try:
+            yield checkpoint
+        except BaseException as error:
+            self.run(saving.__aexit__(type(error)))
+            raise
+        self.run(saving.__aexit__(None))
 
     def shutdown(self) -> None:
         """The end, also of the thread where this has one."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from recollect.base.arguments import whole
-from recollect.production.allocation import BatchSize
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless
+from recollect.production.task import BatchSize
 from recollect.rollouts.groups import TakenBatch
 
 

@@ -13,11 +13,11 @@ from functools import partial
 
 from recollect.base.arguments import whole
 from recollect.errors import ProductionError
-from recollect.production.allocation import BatchSize
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless
+from recollect.production.task import BatchSize
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 

@@ -112,7 +112,7 @@ async def _generated(ctx: Context, strategy: StrategyLike, flight: Flight) -> tu
         status = _checked(group, flight, "reward")
         if status is not Status.COMPLETED:
             return group, status
-    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
+    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judge.py`
         ctx.progress.window.score(group)
         if not await strategy.judge(ctx, group):
             status = Status.FILTERED

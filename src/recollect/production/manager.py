@@ -20,11 +20,9 @@ from recollect.base.arguments import time_span, whole
 from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, ProductionError, shown
 from recollect.production import restore, save
-from recollect.production.allocation import BatchSize, allocate
 from recollect.production.bars import Bars
 from recollect.production.blocking import BlockingManager
-from recollect.production.consumption import Consumption
-from recollect.production.context import Conditions, Context
+from recollect.production.context import Conditions, Consumption, Context
 from recollect.production.drain import ask_to_pause, cancel_rest, drain, each_generator
 from recollect.production.judge import Judge
 from recollect.production.pending import Flight
@@ -34,7 +32,7 @@ from recollect.production.save import CheckpointSaving
 from recollect.production.signal import Signal
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless, unleased
-from recollect.production.task import Task
+from recollect.production.task import BatchSize, Task, allocate
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
@@ -373,8 +371,10 @@ class Manager:
         """One commit of prompts, buffer, progress and the trainer's own files.
 
         `async with manager.checkpoint(path, step) as c:` gives `c.dir` for those files; it is
-        committed when the block ends, and not at all when it raises. `in_flight="refuse"` raises
-        while generations run; `"give_back"` saves them as prompts to give back, and they run on.
+        committed when the block ends, and not at all when it raises. Without a path its folder is
+        one by the step in the manager's `checkpoints`; without the buffer only the prompts of its
+        groups are in it. `in_flight="refuse"` raises while generations run; `"give_back"` saves
+        them as prompts to give back, and they run on. Other options are those of `Store.save`.
         """
         return CheckpointSaving(self, path, step, include_buffer, in_flight, **options)
 

@@ -19,6 +19,7 @@ from recollect.production import (
     State,
     SyncStrategy,
     Task,
+    Times,
 )
 from recollect.production.results import BatchResult
 from recollect.rollouts.buffer import RolloutBuffer
@@ -62,9 +63,7 @@ class Simulation:
         self.buffer = RolloutBuffer(
             staleness=scenario.staleness, clock=VirtualClock(), seed=scenario.seed
         )
-        self._spent = dict.fromkeys(
-            ("training", "waiting", "syncing"), 0.0
-        )  # seconds of the trainer, by what it did
+        self._spent = {"training": 0.0, "waiting": 0.0, "syncing": 0.0}  # seconds of the trainer
         self._lags: dict[str, Counter[int]] = {task: Counter() for task in scenario.tasks}
         self._group_lags: Counter[int] = Counter()
         self._groups: Counter[str] = Counter()
@@ -98,11 +97,8 @@ class Simulation:
 
     async def _disaggregated(self) -> None:
         scenario = self._scenario
-        manager = DisaggregatedManager(
-            self._tasks(),
-            self.buffer,
-            drain_timeout=scenario.drain_timeout,
-        )
+        timeout = scenario.drain_timeout
+        manager = DisaggregatedManager(self._tasks(), self.buffer, drain_timeout=timeout)
         manager.start(scenario.batch_size)
         for step in range(1, scenario.steps + 1):
             while True:
@@ -209,9 +205,10 @@ class Simulation:
                 useful=trained[task] / max(tally.generated, 1),
                 waited_for=self._waited_for[task],
                 mean_lag=mean_of(self._lags[task]),
-                seconds=quantiles(tally.seconds),
+                seconds={"p50": times.p50, "p99": times.p99} if times.count else {},
             )
             for task, tally in tallies.items()
+            for times in [Times.of(tally.seconds)]
         }
         accounts = self.buffer.accounts()
         return Report(
@@ -239,10 +236,3 @@ class Simulation:
         for group in self.buffer.get(keys) if keys else ():
             found[group.task] += cells_of(group)
         return found
-
-
-def quantiles(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    p50, p99 = np.quantile(np.array(seconds), (0.5, 0.99)).tolist()
-    return {"p50": p50, "p99": p99}

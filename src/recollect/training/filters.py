@@ -143,11 +143,18 @@ def apply_filters(rollouts: Rollouts, filters: Sequence[Filter]) -> Filtered:
     """
     selection = select(rollouts)
     result = Filtered(selection)
-    for rule in filters:
-        if not isinstance(rule, Filter):
-            raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(rule)}")
+    for rule in checked_filters(filters):
         selection = _apply(selection, rule, result)
     return Filtered(selection, result.dropped, result.masked, result.groups)
+
+
+def checked_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Raise `InvalidValue` unless all are filters."""
+    rules = tuple(filters)
+    for rule in rules:
+        if not isinstance(rule, Filter):
+            raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(rule)}")
+    return rules
 
 
 def _apply(selection: Selection, rule: Filter, result: Filtered) -> Selection:

@@ -20,12 +20,12 @@ from recollect.production.generators.base import to_generate
 from recollect.production.generators.completions import (
     Endpoint,
     Piece,
+    Retries,
     Unacceptable,
     Unavailable,
     reported_version,
 )
 from recollect.production.generators.life_cycle import abort, begin, doubt, fail, grow, together
-from recollect.production.generators.retries import Retries
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
 from recollect.rollouts.values import tokens_of
