@@ -44,8 +44,8 @@ class Task:
 
     def __post_init__(self) -> None:
         text("name", self.name)
-        _has("prompts", self.prompts, Prompts)
-        _has("generator", self.generator, Generator)
+        _has("prompts", self.prompts, Prompts, "ListPrompts makes one of a list")
+        _has("generator", self.generator, Generator, "FunctionGenerator makes one of a function")
         for name in ("reward", "valid"):
             given = getattr(self, name)
             if given is not None and not callable(given):
@@ -53,17 +53,11 @@ class Task:
         check_weight(self.name, self.weight)
 
 
-MADE = {
-    "prompts": "ListPrompts makes one of a list",
-    "generator": "FunctionGenerator makes one of a function",
-}
-
-
-def _has(name: str, given: Any, protocol: Any) -> None:
+def _has(name: str, given: Any, protocol: Any, hint: str) -> None:
     if not isinstance(given, protocol):
         calls = sorted(each for each in vars(protocol) if not each.startswith("_"))
         raise InvalidValue(
-            f"{name}: expected an object with {', '.join(calls)}, got {shown(given)}; {MADE[name]}"
+            f"{name}: expected an object with {', '.join(calls)}, got {shown(given)}; {hint}"
         )
 
 

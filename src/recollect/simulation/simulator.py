@@ -72,17 +72,24 @@ class Simulation:
 
     async def run(self) -> Report:
         """Train to the end; what it was like."""
+        tasks, timeout = self._tasks(), self._scenario.drain_timeout
+        manager: ColocatedManager | DisaggregatedManager
         if self._scenario.arrangement == "colocated":
-            await self._colocated()
+            manager = ColocatedManager(tasks, self.buffer, drain_timeout=timeout)
+            await self._colocated(manager)
         else:
-            await self._disaggregated()
+            manager = DisaggregatedManager(tasks, self.buffer, drain_timeout=timeout)
+            await self._disaggregated(manager)
+        self._seconds = self._loop.time()
+        self._busy = self._engine.busy()
+        self._generator.is_over = True
+        await manager.pause()
+        await manager.shutdown()
         return self._report()
 
     # -- the two arrangements --------------------------------------------------------------------
-    async def _colocated(self) -> None:
-        scenario = self._scenario
-        manager = ColocatedManager(self._tasks(), self.buffer, drain_timeout=scenario.drain_timeout)
-        version = 0
+    async def _colocated(self, manager: ColocatedManager) -> None:
+        scenario, version = self._scenario, 0
         for step in range(1, scenario.steps + 1):
             begin = self._loop.time()
             result = await manager.produce_batch(scenario.batch_size, step, version=version)
@@ -91,14 +98,9 @@ class Simulation:
             if step % scenario.staleness.sync_interval == 0:
                 await self._spend("syncing", scenario.sync_seconds)
                 version = step
-        self._over()
-        await manager.pause()
-        await manager.shutdown()
 
-    async def _disaggregated(self) -> None:
+    async def _disaggregated(self, manager: DisaggregatedManager) -> None:
         scenario = self._scenario
-        timeout = scenario.drain_timeout
-        manager = DisaggregatedManager(self._tasks(), self.buffer, drain_timeout=timeout)
         manager.start(scenario.batch_size)
         for step in range(1, scenario.steps + 1):
             while True:
@@ -113,9 +115,6 @@ class Simulation:
             await self._train(manager, result, step)
             if step % scenario.staleness.sync_interval == 0:
                 await self._sync(manager, step)
-        self._over()
-        await manager.pause()
-        await manager.shutdown()
 
     async def _sync(self, manager: DisaggregatedManager, version: int) -> None:
         """Send weights; generation stops meanwhile, or goes on."""
@@ -174,11 +173,6 @@ class Simulation:
         if seconds:
             tallies = self._generator.tallies
             self._waited_for[max(tallies, key=lambda task: tallies[task].completed_at)] += seconds
-
-    def _over(self) -> None:
-        self._seconds = self._loop.time()
-        self._busy = self._engine.busy()
-        self._generator.is_over = True
 
     # -- afterwards ------------------------------------------------------------------------------
     def _report(self) -> Report:

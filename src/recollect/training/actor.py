@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from recollect.base.optional import optional
@@ -93,8 +94,9 @@ class BlockingRemotePreparation(BlockingPreparation):
     """The calls of `RemotePreparation` for programs without an event loop."""
 
     def __init__(self, handle: Any) -> None:
-        calls: Any = _References(handle)
-        super().__init__(calls)
+        names = ("put", "get", "confirm", "report", "state", "restore", "close")
+        calls: Any = SimpleNamespace(**{name: partial(handle.call.remote, name) for name in names})
+        super().__init__(calls)  # each returns a reference at once
         self.handle = handle
 
     def run(self, call: Any) -> Any:
@@ -104,16 +106,6 @@ class BlockingRemotePreparation(BlockingPreparation):
     def metrics(self) -> dict[str, float]:
         found: dict[str, float] = self.run(self.handle.metrics.remote())
         return found
-
-
-class _References:
-    """The calls of an actor, of which each returns a reference at once."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(self._handle.call.remote, name)
 
 
 def start_actor(config: Source, **options: Any) -> RemotePreparation:

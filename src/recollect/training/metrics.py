@@ -254,7 +254,6 @@ def stored(buffer: RolloutBuffer) -> Metrics:
     return metrics | {f"buffer/left/{reason}": count for reason, count in left.items()}
 
 
-# -- pieces -------------------------------------------------------------------------------------
 def _spread(name: str, values: Floats | Ints) -> Metrics:
     if not values.size:
         return {}

@@ -171,7 +171,6 @@ class DataPreparation:
         """The same calls, blocking, for threads and for programs without an event loop."""
         return BlockingPreparation(self)
 
-    # -- coming ---------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
         """Store a group in the buffer and count what was generated; returns its key."""
         self._enter()
@@ -180,7 +179,6 @@ class DataPreparation:
         self.window.add(group, time.monotonic() - began)
         return key
 
-    # -- going ----------------------------------------------------------------------------------
     async def get(self, rank: int, step: int) -> RankBatch:
         """Wait until a step is prepared; what a rank trains on. Asking again gives the same.
 

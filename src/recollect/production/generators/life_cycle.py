@@ -116,6 +116,9 @@ def _say(rollout: Rollout, text: str) -> None:
 
 async def together(members: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run the members of a group side by side; one that raises ends the others, and is raised."""
+    if len(members) == 1:
+        await members[0]
+        return
     tasks = [asyncio.ensure_future(member) for member in members]
     try:
         await asyncio.gather(*tasks)
