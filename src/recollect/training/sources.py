@@ -24,21 +24,13 @@ from recollect.training.selection import Floats, Ints, Selection, join, select
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """Groups for a train step.
+    """Groups for a train step."""
 
-    Attributes:
-        selection: Their rollouts.
-        keys: The key of each group.
-        uses: How often each has been used, this time included.
-        weights: The importance weight of each, as the sampler says.
-        leases: What they are under; some may be under none.
-    """
-
-    selection: Selection
+    selection: Selection  # their rollouts
     keys: Keys
-    uses: Ints
-    weights: Floats
-    leases: tuple[LeaseLike, ...]
+    uses: Ints  # how often each has been used, this time included
+    weights: Floats  # the importance weight of each, as the sampler says
+    leases: tuple[LeaseLike, ...]  # what they are under; some may be under none
 
 
 def drawn_of(groups: Groups, uses: Ints, weights: Floats) -> DrawnGroups:
