@@ -239,6 +239,18 @@ def test_a_kernel_is_called_by_its_entry_point():
     assert kernels.rows_that_fit is kernels.load().rows.rows_that_fit
 
 
+def test_kernels_refuse_to_run_as_python():
+    ended = subprocess.run(
+        [sys.executable, "-c", USE],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "unset NUMBA_DISABLE_JIT" in ended.stderr
+
+
 def test_the_lock_file_is_left_for_others(tmp_path, monkeypatch):
     monkeypatch.setenv("RECOLLECT_CACHE_DIR", str(tmp_path))
     compiling.compiled("tests", lambda: None)

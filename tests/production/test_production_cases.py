@@ -26,8 +26,7 @@ from recollect.production import (
     SyncStrategy,
     Task,
 )
-from recollect.production.consumption import Consumption
-from recollect.production.context import Conditions, Context
+from recollect.production.context import Conditions, Consumption, Context
 from recollect.production.strategies import Outcome
 from recollect.simulation import in_thread, run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai_server import Model, OpenAIServer
+from openai_server import Model, OpenAIServer, response_text
 
 import recollect as rc
 from recollect.errors import GenerationError, InvalidValue
@@ -18,7 +18,7 @@ from recollect.production import (
     RayGenerator,
     SpreadGenerator,
 )
-from recollect.production.generators.life_cycle import abort, begin, grow, text_of
+from recollect.production.generators.life_cycle import abort, begin, grow
 from recollect.simulation import run
 
 
@@ -62,12 +62,12 @@ def test_a_response_in_parts_has_a_version_a_logprob_and_a_mask_for_each_token()
     rollout.check()
     assert rollout.loss_mask.tolist() == [0, 1, 1, 1]
     assert np.isnan(rollout.logprobs[-1])
-    assert text_of(rollout) == " b c"
+    assert response_text(rollout) == " b c"
 
 
 def test_text_goes_on_in_the_last_turn_of_the_assistant() -> None:
     rollout = rc.Rollout([1], turns=[{"role": "tool", "content": "4"}])
-    assert text_of(rollout) == ""
+    assert response_text(rollout) == ""
     grow(rollout, [7], None, [0], "So")
     before = rollout.turns
     grow(rollout, [8], None, [0], " it is 4.")

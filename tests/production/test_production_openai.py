@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai_server import END, Fault, Model, OpenAIServer, text_of, tokens_of
+from openai_server import END, Fault, Model, OpenAIServer, response_text, text_of, tokens_of
 
 import recollect as rc
 from recollect.errors import GenerationError, InvalidValue
@@ -26,7 +26,6 @@ from recollect.production import (
     State,
     Task,
 )
-from recollect.production.generators.life_cycle import text_of as response_text
 from recollect.simulation import VirtualClock, run
 
 PROMPT = [11, 12, 13]

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 import recollect as rc
 from recollect.production import Handed, Progress, Window
-from recollect.production.consumption import Consumption
+from recollect.production.context import Consumption
 
 
 def observed(progress, task="math", *, confirmed=0, leased=0, completed=0):

@@ -13,11 +13,13 @@ import pytest
 import recollect as rc
 from recollect.errors import InvalidValue, OutOfPrompts, SnapshotError
 from recollect.production.prompts.base import Indexed, Prompts, prompt_of
-from recollect.production.prompts.epoch_order import order_of
-from recollect.production.prompts.huggingface import HuggingFacePrompts
-from recollect.production.prompts.indexed import IndexedPrompts
+from recollect.production.prompts.indexed import (
+    HuggingFacePrompts,
+    IndexedPrompts,
+    ListPrompts,
+    order_of,
+)
 from recollect.production.prompts.jsonl import JsonlPrompts
-from recollect.production.prompts.list import ListPrompts
 from recollect.production.prompts.saved import from_saved, to_saved
 
 

@@ -24,7 +24,7 @@ from recollect.production import (
     Task,
 )
 from recollect.production.blocking import BlockingManager
-from recollect.production.consumption import Consumption
+from recollect.production.context import Consumption
 from recollect.production.prompts import jsonl
 from recollect.simulation import run
 

@@ -22,7 +22,7 @@ from recollect.production.colocated import ColocatedManager
 from recollect.production.disaggregated import DisaggregatedManager
 from recollect.production.generators.base import to_generate
 from recollect.production.prompts.base import prompt_of
-from recollect.production.prompts.list import ListPrompts
+from recollect.production.prompts.indexed import ListPrompts
 from recollect.production.restore import latest_checkpoint
 from recollect.production.results import State
 from recollect.production.strategies import AsyncStrategy, SyncStrategy

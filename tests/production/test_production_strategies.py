@@ -17,8 +17,7 @@ from recollect.production import (
     SyncStrategy,
     Task,
 )
-from recollect.production.consumption import Consumption
-from recollect.production.context import Conditions
+from recollect.production.context import Conditions, Consumption
 from recollect.simulation import run
 
 

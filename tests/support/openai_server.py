@@ -399,3 +399,9 @@ def text_of(token: int) -> str:
 
 def tokens_of(text: str) -> list[int]:
     return [int(word.removeprefix("w")) for word in text.split()]
+
+
+def response_text(rollout: Rollout) -> str:
+    """The text of a response, as its last turn has it."""
+    last = rollout.turns[-1] if rollout.turns else None
+    return str(last["content"]) if last and last.get("role") == "assistant" else ""

@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.errors import InvalidValue, shown
-
-Keys = NDArray[np.uint64]
 
 LOWEST = -(1 << 61)  # a bound below it only keeps numbers in range: messages leave it out
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats
 from recollect.demo.messages import stopping, tell
 from recollect.durability.journal.journal import Journal
 from recollect.replay.buffer import ReplayBuffer
@@ -32,8 +32,6 @@ GOAL = (SIDE - 1, SIDE - 1)
 WALL = {(row, SIDE // 2) for row in range(2, SIDE)}
 CELLS = [(r, c) for r in range(SIDE) for c in range(SIDE) if (r, c) not in WALL]
 SAVED, TOLD = 100, 0.2
-
-Floats = NDArray[np.float64]
 
 
 def moved(cell: tuple[int, int], action: int) -> tuple[tuple[int, int], float, bool]:

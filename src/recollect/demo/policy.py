@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from recollect.base.arrays import Floats, Ints
 
 TASKS = ("sum", "larger")
 DIGITS = 6  # problems are made of 0 .. 5

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from recollect.base.arrays import Bytes
 
 BLOCK = 4096  # bytes; that of a disk is as large or smaller
 STAGE = 8 << 20  # bytes that are copied into whole blocks and written at once

@@ -1,4 +1,4 @@
-"""Records of items as a snapshot needs them: all of them filled, or compared with those before."""
+"""Records of items for snapshots: loads fill all of them, saves compare them with the last save."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WORD_OF_STATE = 8 * (STATE - 24)  # bits of the last word below the state
 
 @kernel("void(ints, int64, int64, int64, int64, int64, int64)", nogil=True)
 def fill_records(items, slots, keys, locations, priorities, times, n):
-    """Write whole records of n visible items, whose parts are given by address: some of them come
-    from a file, and NumPy does not let us write there.
+    """Write whole records of n visible items. Their parts are given by address, because arrays that
+    are mapped from a file are read-only, and kernels take arrays that can be written.
     """
     records = int64_at(items[A_RECORD])
     visible = np.int64(VISIBLE) << WORD_OF_STATE
@@ -68,8 +68,8 @@ def count_displaced(items):
 def differing(records, before, begin, end, slots, found):
     """Which records in [begin, end) are not what they were: their slots, and copies of them.
 
-    What is leased counts as given back, and was not sampled that once. Writes from place `begin`
-    on, and returns how many.
+    A leased item counts as one that was given back: visible, and sampled once less. Writes from
+    place `begin` on, and returns how many.
     """
     many = np.int64(0)
     for slot in range(begin, end):

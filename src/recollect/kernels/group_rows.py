@@ -1,10 +1,10 @@
 """Groups of the common layout, from their objects straight into segments.
 
-A group that is put is a list of `Rollout` objects, each with a few arrays and much that it has
-not. To look at all of it in Python takes longer than to copy it, so these kernels read the
-objects themselves: `look` says whether a group has the common layout and how large it is, and
+A group is put as a list of `Rollout` objects, which have a few arrays and many attributes that are
+empty. Looking at all of them in Python takes longer than copying the arrays, so these kernels read
+the objects themselves: `look` says whether a group has the common layout and how large it is, and
 `write` looks again and copies, in one call under the GIL, so that nothing can change between its
-look and its copy. `rollouts.direct` makes sure that objects are laid out as is assumed here.
+look and its copy. `rollouts.short_put` checks that objects are laid out as is assumed here.
 """
 
 from __future__ import annotations
@@ -29,24 +29,29 @@ from recollect.kernels.layout import (
     TOGETHER,
 )
 from recollect.kernels.machine.compile import inner, kernel
-from recollect.kernels.machine.memory import fence, int8_at, int32_at, int64_at, store_bytes
-from recollect.kernels.rows import (
-    ARRAY_DATA,
+from recollect.kernels.machine.memory import (
+    fence,
+    int8_at,
+    int32_at,
+    int64_at,
+    store_bytes,
+    word_at,
+)
+from recollect.kernels.machine.objects import (
     ARRAY_DIMENSIONS,
     ARRAY_DTYPE,
     ARRAY_FLAGS,
     ARRAY_SHAPE,
     CONTIGUOUS,
-    LIST_ITEMS,
+    INT_DIGIT,
+    OBJECT_SIZE,
     OBJECT_TYPE,
+    PLAIN_TEXT,
+    TEXT_STATE,
     data_of,
-    round_up,
+    items_of_list,
 )
-
-OBJECT_SIZE = 16  # of a list, a text or a dict: how many it has; the number itself in a float
-TEXT_STATE = 32  # int32
-INT_DIGIT = 24  # int32: the number itself, where it has one digit
-PLAIN_TEXT = 3 << 5  # the bits that say that a text is ASCII, and follows its head
+from recollect.kernels.rows import round_up
 
 # What `about` holds: ids of types, dtypes and singletons, then where a rollout keeps each
 # thing, and the code of a status.
@@ -69,24 +74,24 @@ S_PROMPT, S_ID, S_ABOUT = 0, 1, 2
 def _length(array, dtype, about):
     """Entries of a flat, contiguous array of a dtype, -1 where an object is not one."""
     if (
-        int64_at(array + OBJECT_TYPE)[0] != about[ARRAY]
-        or int64_at(array + ARRAY_DTYPE)[0] != dtype
+        word_at(array + OBJECT_TYPE) != about[ARRAY]
+        or word_at(array + ARRAY_DTYPE) != dtype
         or int32_at(array + ARRAY_DIMENSIONS)[0] != 1
         or int32_at(array + ARRAY_FLAGS)[0] & CONTIGUOUS == 0
     ):
         return np.int64(-1)
-    return int64_at(int64_at(array + ARRAY_SHAPE)[0])[0]
+    return word_at(word_at(array + ARRAY_SHAPE))
 
 
 @inner("int64(int64, ints)")
 def _text_length(text, about):
     """Characters of a text of ASCII, -1 where an object is not one."""
     if (
-        int64_at(text + OBJECT_TYPE)[0] != about[TEXT]
+        word_at(text + OBJECT_TYPE) != about[TEXT]
         or int32_at(text + TEXT_STATE)[0] & PLAIN_TEXT != PLAIN_TEXT
     ):
         return np.int64(-1)
-    return int64_at(text + OBJECT_SIZE)[0]
+    return word_at(text + OBJECT_SIZE)
 
 
 @inner("boolean(int64, int64, ints)")
@@ -108,16 +113,16 @@ def _same_text(a, b, about):
 def _same_int(a, b, about):
     """Whether two objects are one, or the same int of one digit."""
     return a == b or (
-        int64_at(a + OBJECT_TYPE)[0] == about[INT]
-        and int64_at(b + OBJECT_TYPE)[0] == about[INT]
-        and int64_at(a + OBJECT_SIZE)[0] == int64_at(b + OBJECT_SIZE)[0]
+        word_at(a + OBJECT_TYPE) == about[INT]
+        and word_at(b + OBJECT_TYPE) == about[INT]
+        and word_at(a + OBJECT_SIZE) == word_at(b + OBJECT_SIZE)
         and int32_at(a + INT_DIGIT)[0] == int32_at(b + INT_DIGIT)[0]
     )
 
 
 @inner("boolean(int64, int64)")
 def _empty(rollout, place):
-    return int64_at(int64_at(rollout + place)[0] + OBJECT_SIZE)[0] == 0
+    return word_at(word_at(rollout + place) + OBJECT_SIZE) == 0
 
 
 @inner("boolean(int64, int64, ints)")
@@ -128,8 +133,8 @@ def _same_prompt(own, prompt, about):
     n = _length(own, about[INT32], about)
     if n < 0 or n != _length(prompt, about[INT32], about):
         return False
-    ours = int32_at(int64_at(own + ARRAY_DATA)[0])
-    theirs = int32_at(int64_at(prompt + ARRAY_DATA)[0])
+    ours = int32_at(data_of(own))
+    theirs = int32_at(data_of(prompt))
     differ = np.int32(0)
     for k in range(n):
         differ |= ours[k] ^ theirs[k]
@@ -139,30 +144,30 @@ def _same_prompt(own, prompt, about):
 @inner("boolean(int64, int64, ints, ints, boolean)")
 def _has_layout(rollout, prompt, about, found, first):
     """Whether a rollout has the common layout, and the optional arrays that the first one has."""
-    if int64_at(rollout + OBJECT_TYPE)[0] != about[ROLLOUT]:
+    if word_at(rollout + OBJECT_TYPE) != about[ROLLOUT]:
         return False
     nothing = about[NOTHING]
-    own = int64_at(rollout + about[PROMPT])[0]
+    own = word_at(rollout + about[PROMPT])
     for place in (ERROR, REWARDS, TURNS):
-        if int64_at(rollout + about[place])[0] != nothing:
+        if word_at(rollout + about[place]) != nothing:
             return False
     for place in (EXTRAS, BLOBS, ARRAYS):
-        value = int64_at(rollout + about[place])[0]
-        if int64_at(value + OBJECT_TYPE)[0] != about[DICT] or not _empty(rollout, about[place]):
+        value = word_at(rollout + about[place])
+        if word_at(value + OBJECT_TYPE) != about[DICT] or not _empty(rollout, about[place]):
             return False
     if (
         not _same_prompt(own, prompt, about)
-        or int64_at(rollout + about[SEGMENT])[0] != about[ZERO]
-        or int64_at(rollout + about[ATTEMPT])[0] != about[ZERO]
+        or word_at(rollout + about[SEGMENT]) != about[ZERO]
+        or word_at(rollout + about[ATTEMPT]) != about[ZERO]
     ):
         return False
-    tokens = _length(int64_at(rollout + about[RESPONSE])[0], about[INT32], about)
+    tokens = _length(word_at(rollout + about[RESPONSE]), about[INT32], about)
     if tokens <= 0:
         return False
-    logprobs = int64_at(rollout + about[LOGPROBS])[0]
-    mask = int64_at(rollout + about[MASK])[0]
-    versions = int64_at(rollout + about[VERSIONS])[0]
-    reward = int64_at(rollout + about[REWARD])[0]
+    logprobs = word_at(rollout + about[LOGPROBS])
+    mask = word_at(rollout + about[MASK])
+    versions = word_at(rollout + about[VERSIONS])
+    reward = word_at(rollout + about[REWARD])
     if first:
         found[HAS_VERSIONS] = versions != nothing
         found[HAS_LOGPROBS] = logprobs != nothing
@@ -185,7 +190,7 @@ def _has_layout(rollout, prompt, about, found, first):
         return False
     if found[HAS_REWARD] == 0:
         return reward == nothing
-    return int64_at(reward + OBJECT_TYPE)[0] == about[FLOAT]
+    return word_at(reward + OBJECT_TYPE) == about[FLOAT]
 
 
 @inner("boolean(int64, int64)")
@@ -221,7 +226,7 @@ def _lowest(values, n):
 @inner("int64(int64, int64, int64, int64, int64, int64, table, ints, ints)")
 def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found):
     """How many rollouts a group of the common layout has, -1 for any other; and its sizes."""
-    n = int64_at(rollouts + OBJECT_SIZE)[0]
+    n = word_at(rollouts + OBJECT_SIZE)
     prompts, named = _length(prompt, about[INT32], about), _text_length(group_id, about)
     said = told = np.int64(0)
     if reason != about[NOTHING]:
@@ -229,14 +234,14 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
     if shared != about[NOTHING]:
         told = _text_length(shared, about)
     if (
-        int64_at(rollouts + OBJECT_TYPE)[0] != about[LIST]
+        word_at(rollouts + OBJECT_TYPE) != about[LIST]
         or n == 0
-        or int64_at(ids + OBJECT_SIZE)[0] != n
+        or word_at(ids + OBJECT_SIZE) != n
         or min(prompts, named, said, told) < 0
     ):
         return np.int64(-1)
-    objects = int64_at(int64_at(rollouts + LIST_ITEMS)[0])
-    texts = int64_at(int64_at(ids + LIST_ITEMS)[0])
+    objects = items_of_list(rollouts)
+    texts = items_of_list(ids)
     payload = stored = np.int64(0)
     found[TOGETHER] = 1
     for row in range(n):
@@ -244,13 +249,13 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
         if letters < 0 or not _has_layout(objects[row], prompt, about, found, row == 0):
             return np.int64(-1)
         first, one = objects[0], objects[row]
-        status = int64_at(one + about[STATUS])[0]
-        said_here = int64_at(one + about[REASON])[0]
-        if status != int64_at(first + about[STATUS])[0] or not _same_text(said_here, reason, about):
+        status = word_at(one + about[STATUS])
+        said_here = word_at(one + about[REASON])
+        if status != word_at(first + about[STATUS]) or not _same_text(said_here, reason, about):
             return np.int64(-1)
-        sent, sent_here = int64_at(first + about[DISPATCH])[0], int64_at(one + about[DISPATCH])[0]
+        sent, sent_here = word_at(first + about[DISPATCH]), word_at(one + about[DISPATCH])
         found[TOGETHER] &= _same_int(sent_here, sent, about)
-        tokens = _length(int64_at(objects[row] + about[RESPONSE])[0], about[INT32], about)
+        tokens = _length(word_at(objects[row] + about[RESPONSE]), about[INT32], about)
         arrays = 1 + found[HAS_LOGPROBS] + found[HAS_VERSIONS]
         payload += tokens * (4 * arrays + found[HAS_MASK]) + letters
         stored += round_up(4 * tokens) * arrays + round_up(tokens) * found[HAS_MASK]
@@ -265,10 +270,7 @@ def _measure(rollouts, prompt, ids, reason, group_id, shared, rows, about, found
     return n
 
 
-@kernel(
-    "boolean(int64, int64, int64, int64, int64, int64, boolean, table, ints, ints)",
-    nogil=False,
-)
+@kernel("boolean(int64, int64, int64, int64, int64, int64, boolean, table, ints, ints)")
 def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, found):
     """Whether a group has the common layout; `found` then says how large it is.
 
@@ -280,24 +282,24 @@ def look(rollouts, prompt, ids, reason, group_id, shared, nans, rows, about, fou
     found[SOME_NAN] = 0
     found[OLDEST] = np.int64(1) << 40
     for row in range(n):
-        rollout = int64_at(int64_at(rollouts + LIST_ITEMS)[0])[row]
-        length = _length(int64_at(rollout + about[RESPONSE])[0], about[INT32], about)
+        rollout = items_of_list(rollouts)[row]
+        length = _length(word_at(rollout + about[RESPONSE]), about[INT32], about)
         if found[HAS_MASK]:
-            mask = int64_at(int64_at(rollout + about[MASK])[0] + ARRAY_DATA)[0]
+            mask = data_of(word_at(rollout + about[MASK]))
             if not _only_flags(mask, length):
                 return False
         if nans and found[HAS_LOGPROBS]:
-            logprobs = int64_at(int64_at(rollout + about[LOGPROBS])[0] + ARRAY_DATA)[0]
+            logprobs = data_of(word_at(rollout + about[LOGPROBS]))
             found[SOME_NAN] |= _some_nan(logprobs, length)
         if found[HAS_VERSIONS]:
-            versions = int64_at(int64_at(rollout + about[VERSIONS])[0] + ARRAY_DATA)[0]
+            versions = data_of(word_at(rollout + about[VERSIONS]))
             found[OLDEST] = min(found[OLDEST], _lowest(versions, length))
     return n > 0
 
 
 @inner("int64(int64, int64, int64, int64, int64, int64, int64)")
 def _put_cell(base, tail, record, offset, source, length, size):
-    """Copy a cell before the last one and note it in its record; returns where it begins."""
+    """Copy a cell in front of the last one, note it in its record, and return where it begins."""
     if length > 0:
         tail -= round_up(length * size)
         store_bytes(base + tail, source, length * size)
@@ -314,29 +316,29 @@ def _cell_of(c, rollout, text, reason, about, found):
     """
     array = np.int64(0)
     if c == C_RESPONSE:
-        array = int64_at(rollout + about[RESPONSE])[0]
+        array = word_at(rollout + about[RESPONSE])
     elif c == C_LOGPROBS and found[HAS_LOGPROBS]:
-        array = int64_at(rollout + about[LOGPROBS])[0]
+        array = word_at(rollout + about[LOGPROBS])
     elif c == C_MASK and found[HAS_MASK]:
-        array = int64_at(rollout + about[MASK])[0]
+        array = word_at(rollout + about[MASK])
     elif c == C_VERSIONS and found[HAS_VERSIONS]:
-        array = int64_at(rollout + about[VERSIONS])[0]
+        array = word_at(rollout + about[VERSIONS])
     elif c == C_REWARD and found[HAS_REWARD]:
-        return int64_at(rollout + about[REWARD])[0] + OBJECT_SIZE, np.int64(1)
+        return word_at(rollout + about[REWARD]) + OBJECT_SIZE, np.int64(1)
     elif c == C_ID:
-        return text + about[TEXT_DATA], int64_at(text + OBJECT_SIZE)[0]
+        return text + about[TEXT_DATA], word_at(text + OBJECT_SIZE)
     elif c == C_REASON and reason != about[NOTHING]:
-        return reason + about[TEXT_DATA], int64_at(reason + OBJECT_SIZE)[0]
+        return reason + about[TEXT_DATA], word_at(reason + OBJECT_SIZE)
     if array == 0:
         return np.int64(0), np.int64(-1)
-    return data_of(array), int64_at(int64_at(array + ARRAY_SHAPE)[0])[0]
+    return data_of(array), word_at(word_at(array + ARRAY_SHAPE))
 
 
 @inner("void(int64, int64, int64, int64, int64, int64, ints, table, ints, ints, ints)", hot=True)
 def _write_rollouts(n, rollouts, ids, reason, stamp, dispatch, each, rows, about, found, place):
     """Copy the rollouts: a record for each, and its cells before those that are there already."""
-    objects = int64_at(int64_at(rollouts + LIST_ITEMS)[0])
-    texts = int64_at(int64_at(ids + LIST_ITEMS)[0])
+    objects = items_of_list(rollouts)
+    texts = items_of_list(ids)
     base, tail = place[BASE], place[TAIL]
     record = base + place[ROW] * place[STRIDE]
     for row in range(n):
@@ -365,17 +367,16 @@ def _write_shared(prompt, group_id, shared, others, about, place):
         if c == S_PROMPT:
             source, elements = data_of(prompt), _length(prompt, about[INT32], about)
         elif c == S_ID:
-            source, elements = group_id + about[TEXT_DATA], int64_at(group_id + OBJECT_SIZE)[0]
+            source, elements = group_id + about[TEXT_DATA], word_at(group_id + OBJECT_SIZE)
         elif c == S_ABOUT and shared != about[NOTHING]:
-            source, elements = shared + about[TEXT_DATA], int64_at(shared + OBJECT_SIZE)[0]
+            source, elements = shared + about[TEXT_DATA], word_at(shared + OBJECT_SIZE)
         tail = _put_cell(base, tail, record, others[c, OFFSET], source, elements, others[c, SIZE])
     place[SHARED_TAIL] = tail
 
 
 @kernel(
     "boolean(int64, int64, int64, int64, int64, int64, int64, int64, ints, table, table, ints, "
-    "ints, ints)",
-    nogil=False,
+    "ints, ints)"
 )
 def write(
     rollouts, prompt, ids, reason, group_id, shared, stamp, dispatch, each, rows, others, about,

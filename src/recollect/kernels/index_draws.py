@@ -2,8 +2,7 @@
 
 `rows` names the indexes that take part, as rows of the index table: one for the whole table,
 one per partition that a query admits, or the last row, which holds an index that was made for
-this one call. Nothing here waits, and nothing is chosen unless the caller has checked that
-enough is there.
+this one call. Nothing here waits: the caller has checked that there are enough items.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def draw_many(items, x, n, stratified, random, chosen, probability):
     if x[KIND] == UNIFORM:
         members = int32_at(x[A_MEMBERS])
         count = x[COUNT]
-        for i in range(n):  # one after the other: what is read in a loop was asked for before it
+        for i in range(n):  # two loops: what the second one reads, the first one asked for
             chosen[i] = next_below(random, count)
             prefetch(x[A_MEMBERS] + 4 * chosen[i])
         for i in range(n):

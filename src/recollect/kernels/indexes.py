@@ -12,7 +12,6 @@ All are called under the table's lock, after the caller has made room.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 
 from recollect.kernels.layout import (
     A_MEMBERS,
@@ -50,7 +49,7 @@ from recollect.kernels.layout import (
 from recollect.kernels.machine.compile import inner
 from recollect.kernels.machine.memory import (
     float64_at,
-    float64_pointer,
+    floats_at,
     int8_at,
     int32_at,
     int64_at,
@@ -165,7 +164,7 @@ def weight_change(items, x, slots, n, change, work):
     half = work.size >> 1
     tree = float64_at(x[A_TREE])
     touched = 0
-    weights = carray(float64_pointer(work.ctypes.data + 8 * half), half)
+    weights = floats_at(work.ctypes.data + 8 * half, half)
     if change != REMOVE:
         weights_of(items, x, slots, n, weights)
     for i in range(n):

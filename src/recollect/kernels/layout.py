@@ -12,7 +12,7 @@ LIVE = 1  # items stored, hidden ones included
 HIDDEN = 2  # items stored and leased
 COUNTER = 3  # counter of the next key
 ORIGIN = 4  # the origin, shifted into the key's high bits
-FREE_HEAD = 5  # first and last free slot; free slots are linked through A_KEY
+FREE_HEAD = 5  # first and last free slot; free slots are linked through their records
 FREE_TAIL = 6
 HASH_SIZE = 7  # a power of two
 DISPLACED = 8  # items that do not stand at their key's own slot, and so are in the hash
@@ -25,12 +25,12 @@ MAX_TIMES = 14  # max_times_sampled, 0 for no limit
 SAMPLED = 15  # sum of times_sampled over visible items
 DEAD_SEGMENTS = 16  # sealed segments that lost their last row since somebody looked
 PMAX_TOP = 17  # offset of the top entry of A_PMAX
-VISITS = 18  # nodes and entries that indexes touched: what tests count instead of seconds
+VISITS = 18  # nodes and entries that indexes touched, which tests count instead of seconds
 HIDDEN_BYTES = 19  # bytes of payload of leased items
 PMAX_LOOSE = 20  # 1 where the top entry of A_PMAX may be too high
 DEAD_LAST = 21  # the last of DEAD_SEGMENTS, one of shared cells as ~number
 A_RECORD = 24  # four words by slot: what nearly every call needs of an item, in one cache line
-A_SHARED = 27  # int64 by slot, the same in the store of shared cells
+A_SHARED = 27  # int64 by slot: the location of an item's shared cells, in a store of their own
 A_SHARED_NBYTES = 26  # int64 by slot: payload of the shared cells
 A_ROWS = 28  # int32 by slot
 A_NBYTES = 29  # int64 by slot
@@ -53,7 +53,9 @@ A_REVISION = 48  # int32 by slot: how often its rows were stored again; kernels 
 A_DIRECTORY = 47  # int64: the directory of the segments of rows, see below
 ITEMS_BLOCK = 50
 
-# an item's record; the last word holds two numbers
+# An item's record has four words, of which the last holds two numbers. So of a slot's record, KEY
+# stands at 4 * slot + KEY among words, TIMES at 8 * slot + TIMES among int32, and STATE at
+# 32 * slot + STATE among bytes.
 KEY = 0  # uint64; in a free slot the links of the free list
 LOCATION = 1  # int64: segment << 32 | row, of the item's first row
 PRIORITY = 2  # float64, -1 in a free slot
@@ -83,7 +85,7 @@ HEAD = 8
 TAIL = 9
 A_NEXT = 10  # int32 by slot
 A_PREVIOUS = 11  # int32 by slot
-A_HEAP = 12  # entries of three int64, see `indexes`
+A_HEAP = 12  # entries of three int64, see `orders`
 A_HEAP_PLACE = 13  # int32 by slot: place in the heap + 1, 0 for those in the list
 HEAPED = 14
 ENTRY = 24  # bytes of an entry of the heap
@@ -176,7 +178,7 @@ FIELD_BYTES = 1  # of a value
 FIELD_VALUE = 2  # its bits
 FIELD_BLOCK = 3
 
-# -- what `kernels.groups` finds out about a group -----------------------------------------------
+# -- what `kernels.group_rows` finds out about a group -------------------------------------------
 HAS_LOGPROBS = 0  # which of the optional arrays there are
 HAS_MASK = 1
 HAS_REWARD = 2

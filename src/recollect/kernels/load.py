@@ -9,48 +9,63 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from recollect.kernels.families import (
+    DealingKernels,
+    Ints,
+    PackingKernels,
+    ReplayKernels,
+    RolloutKernels,
+    RowKernels,
+    TableKernels,
+)
 
 _lock = threading.Lock()
 _loaded: dict[str, Any] = {}  # by family
 
 
-def _nobody_knows(list_id: int, expected: NDArray[np.int64]) -> int:
+def _nobody_knows(list_id: int, expected: Ints) -> int:
     return -1
 
 
-rows_that_fit: Callable[[int, NDArray[np.int64]], int] = _nobody_knows  # until kernels are loaded
+rows_that_fit: Callable[[int, Ints], int] = _nobody_knows  # until kernels are loaded
 
 
-def load() -> Any:
+def load() -> TableKernels:
     """Compile the kernels of tables, or read them from the cache, once per process.
 
-    Returns the entry points. Never called under a table's lock.
+    Returns their entry points. Never called under a table's lock.
     """
-    return _loaded.get("tables") or _load("tables")
+    made: TableKernels = _loaded.get("tables") or _load("tables")
+    return made
 
 
-def load_steps() -> Any:
+def load_steps() -> ReplayKernels:
     """The same for the kernels of steps and episodes, which tables do not need."""
-    return _loaded.get("steps") or _load("steps")
+    made: ReplayKernels = _loaded.get("steps") or _load("steps")
+    return made
 
 
-def load_tokens() -> Any:
+def load_tokens() -> RolloutKernels:
     """The same for the kernels of rollouts."""
-    return _loaded.get("tokens") or _load("tokens")
+    made: RolloutKernels = _loaded.get("tokens") or _load("tokens")
+    return made
 
 
-def load_packing() -> Any:
+def load_packing() -> PackingKernels:
     """The same for the kernels that pack rollouts for ranks."""
-    return _loaded.get("packing") or _load("packing")
+    made: PackingKernels = _loaded.get("packing") or _load("packing")
+    return made
 
 
-def load_dealing() -> Any:
+def load_dealing() -> DealingKernels:
     """The same for the kernel that deals saved shards out to new ones."""
-    return _loaded.get("dealing") or _load("dealing")
+    made: DealingKernels = _loaded.get("dealing") or _load("dealing")
+    return made
 
 
-def _tables() -> Any:
+# What each family consists of: modules, whose kernels become its entry points.
+def _tables() -> SimpleNamespace:
     from recollect.kernels import captures, items, rows
 
     found = SimpleNamespace(items=items, rows=rows, captures=captures, shared_copy=None)
@@ -61,7 +76,7 @@ def _tables() -> Any:
     return found
 
 
-def _steps() -> Any:
+def _steps() -> SimpleNamespace:
     from recollect.kernels import rows, steps, steps_episodes, steps_reading, steps_starts
 
     return SimpleNamespace(
@@ -73,25 +88,25 @@ def _steps() -> Any:
     )
 
 
-def _tokens() -> Any:
+def _tokens() -> SimpleNamespace:
     from recollect.kernels import group_rows, rows, single, tokens
 
     return SimpleNamespace(rows=rows, tokens=tokens, groups=group_rows, single=single)
 
 
-def _packing() -> Any:
+def _packing() -> SimpleNamespace:
     from recollect.kernels import packs, rows
 
     return SimpleNamespace(rows=rows, packing=packs)
 
 
-def _dealing() -> Any:
+def _dealing() -> SimpleNamespace:
     from recollect.kernels import deal, rows
 
     return SimpleNamespace(rows=rows, deal=deal.deal)
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {
+FAMILIES: dict[str, Callable[[], SimpleNamespace]] = {
     "tables": _tables,
     "steps": _steps,
     "tokens": _tokens,
@@ -128,7 +143,7 @@ def expected_array(dtype: np.dtype[Any], shape: tuple[int, ...]) -> list[int]:
     return [id(np.ndarray), id(dtype), 1 + len(shape), *shape]
 
 
-def _check_objects(rows: Any) -> None:
+def _check_objects(rows: RowKernels) -> None:
     """Kernels find an array's data and shape in its object; make sure that they do."""
     ok = True
     for array in (np.zeros(3), np.zeros((2, 5), np.uint8), np.zeros((4, 3, 2), np.int16)):

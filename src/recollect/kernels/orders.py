@@ -51,9 +51,6 @@ from recollect.kernels.layout import (
 )
 from recollect.kernels.machine.compile import inner
 from recollect.kernels.machine.memory import (
-    bits_of,
-    entry_before,
-    first_entry,
     float64_at,
     int8_at,
     int32_at,
@@ -61,6 +58,7 @@ from recollect.kernels.machine.memory import (
     prefetch,
     uint64_at,
 )
+from recollect.kernels.machine.vectors import bits_of, entry_before, first_entry
 
 LAST = np.int64(0x7FFFFFFFFFFFFFFF)
 SIGN = np.uint64(0x8000000000000000)
@@ -348,13 +346,13 @@ def unlink_first(items, x, n, chosen):
     items[VISITS] += n
 
 
-# What the first of a heap leaves is a hole, which goes down to the bottom: its first child takes
-# its place, and so on. Each step waits for memory. So while items are popped, holes are lowered
-# only where the next item must come by, near the top. Then all of them go down side by side, and
-# while memory brings the children of one, the others step. Last, entries from the end fill them.
+# Popping the first entry of a heap leaves a hole, which sinks to the bottom: its first child takes
+# its place, and so on. Each step waits for memory. So while items are popped, a hole is lowered
+# only where it is in the way of the next item, near the top. Then all holes sink side by side:
+# while memory brings the children of one, others move. Last, entries from the end fill the holes.
 #
-# The first word of a hole says which it is, as ~i; of one at the bottom it is BOTTOM. Both come
-# after all entries. Among siblings at most one is a hole that is not at the bottom.
+# The first word of hole i is ~i, and BOTTOM once it is at the bottom; by either it comes after all
+# entries. Among siblings at most one is a hole that is not at the bottom.
 @inner("int64(int64, int64, int64)", hot=True)
 def _hole_below(heap, count, place):
     """The hole among the children of a place, -1 where there is none."""
@@ -403,8 +401,8 @@ def _pop_top(items, x, holes, popped):
 
 @inner("void(ints, ints, ints, int64)")
 def _lower_holes(items, x, holes, n):
-    """Lower all holes to the bottom, in each round by a level: a hole finds final what those
-    below it, which are older, left behind.
+    """Lower all holes to the bottom, by a level in each round. Holes further down are older and
+    come first, so that a hole finds the entries below it where they stay.
     """
     sinking = n
     while sinking > 0:

@@ -34,17 +34,19 @@ from recollect.kernels.machine.memory import (
     prefetch_far,
     store_bytes,
     stream_bytes,
+    word_at,
 )
-
-# Where CPython and NumPy keep what kernels read of objects; `load` makes sure of it.
-OBJECT_TYPE = 8
-LIST_ITEMS = 24
-ARRAY_DATA = 16
-ARRAY_DIMENSIONS = 24  # int32
-ARRAY_SHAPE = 32
-ARRAY_DTYPE = 56
-ARRAY_FLAGS = 64  # int32
-CONTIGUOUS = 1
+from recollect.kernels.machine.objects import (
+    ARRAY_DIMENSIONS,
+    ARRAY_DTYPE,
+    ARRAY_FLAGS,
+    ARRAY_SHAPE,
+    CONTIGUOUS,
+    OBJECT_TYPE,
+    data_of,
+    data_of_all,
+    items_of_list,
+)
 
 BLOCK = 64  # rows that are written column by column
 MANY = 1 << 16  # bytes that are written past the caches
@@ -53,34 +55,28 @@ GATHERED = 16  # rows that are read so: fewer, because they come from anywhere
 STREAMED = 8 << 20  # bytes of an output that are more than a cache keeps
 
 
-@inner("int64(int64)")
-def data_of(array_id):
-    """The data address of the array object whose `id` this is; 0 for 0."""
-    return int64_at(array_id + ARRAY_DATA)[0] if array_id != 0 else np.int64(0)
-
-
-@kernel("int64(int64)", nogil=False)
+@kernel("int64(int64)")
 def data_address(array_id):
     return data_of(array_id)
 
 
-@kernel("int64(int64, table)", nogil=False)
+@kernel("int64(int64, table)")
 def rows_that_fit(list_id, expected):
     """How many rows the arrays in a list have, -1 where one is not what is expected of it.
 
     Expected are, by array: id of its type, id of its dtype, dimensions, then its shape from the
     second one on; and that it is contiguous.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    objects = items_of_list(list_id)
     rows = np.int64(-1)
     for c in range(expected.shape[0]):
         array = objects[c]
-        if int64_at(array + OBJECT_TYPE)[0] != expected[c, 0]:
+        if word_at(array + OBJECT_TYPE) != expected[c, 0]:
             return np.int64(-1)
-        shape = int64_at(int64_at(array + ARRAY_SHAPE)[0])
+        shape = int64_at(word_at(array + ARRAY_SHAPE))
         dimensions = np.int64(int32_at(array + ARRAY_DIMENSIONS)[0])
         if (
-            int64_at(array + ARRAY_DTYPE)[0] != expected[c, 1]
+            word_at(array + ARRAY_DTYPE) != expected[c, 1]
             or dimensions != expected[c, 2]
             or int32_at(array + ARRAY_FLAGS)[0] & CONTIGUOUS == 0
             or (c > 0 and shape[0] != rows)
@@ -115,7 +111,7 @@ def _lay(record, stride, begin, n, columns, list_id, streams):
 
     By blocks, so that records stay in the cache until all columns came.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    objects = items_of_list(list_id)
     block = BLOCK if stride <= NARROW else 1
     for done in range(0, n, block):
         some = min(block, n - done)
@@ -134,14 +130,16 @@ def _lay(record, stride, begin, n, columns, list_id, streams):
 def _lay_by_lines(
     block, base, stride, first, begin, end, columns, list_id, records, inserted, links
 ):
-    """Copy many narrow rows past the caches. Only whole cache lines go that way, so a block of
-    rows is put together elsewhere; it begins with a row whose number is a multiple of its size,
-    in a large segment with a line. What `lay_rows` says of `records` is done here.
+    """Copy many narrow rows past the caches.
+
+    Only whole cache lines can go that way, so a block of rows is put together elsewhere first. A
+    block begins with a row whose number is a multiple of its size, and so, in a large segment, with
+    a cache line. `records`, `inserted` and `links` are those of `lay_rows`.
 
     `block` is an argument because Numba frees an array after the last use of its name, whoever
     still has its address: the caller's lives until this returns.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    objects = items_of_list(list_id)
     staged = (np.int64(block.ctypes.data) + 63) & ~np.int64(63)
     record = base + first * stride
     some = BLOCK - first % BLOCK
@@ -170,8 +168,8 @@ def lay_rows(base, stride, first, begin, end, columns, list_id, records, inserte
     """Copy rows [begin, end) of the arrays in a list to records `first`, ...
 
     Many rows go past the caches: nobody reads them soon, and what they replace need not be read
-    before. Meanwhile the cache can be filled with what is read next, of the slots whose items these
-    rows become: `records`, `inserted` and `links` are the addresses for the first of them, or 0.
+    before. Meanwhile the cache is filled with what is read next: `records`, `inserted` and `links`
+    are the addresses of what belongs to the slot of the first row, or 0.
     """
     n = end - begin
     many = n * stride >= MANY
@@ -186,25 +184,25 @@ def lay_rows(base, stride, first, begin, end, columns, list_id, records, inserte
         fence()
 
 
-@kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=False)
+@kernel("void(int64, int64, int64, int64, int64, table, int64)")
 def append_fixed(base, stride, first, begin, end, columns, list_id):
     """`lay_rows`, under the GIL: for the rows of an insert."""
     lay_rows(base, stride, first, begin, end, columns, list_id, 0, 0, 0)
 
 
-@kernel("void(int64, int64, int64, int64, int64, table, int64)")
+@kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=True)
 def place_fixed(base, stride, first, begin, end, columns, list_id):
-    """`append_fixed` without the GIL, for many rows at once: a load has two threads do it."""
+    """`append_fixed` without the GIL, so that two threads can load a snapshot."""
     lay_rows(base, stride, first, begin, end, columns, list_id, 0, 0, 0)
 
 
-@kernel("void(int64, int64, int64, int64, int64, table, int64)")
+@kernel("void(int64, int64, int64, int64, int64, table, int64)", nogil=True)
 def take_fixed(base, stride, first, begin, end, columns, list_id):
     """The other way: copy records `first`, ... to the rows [begin, end) of the arrays in a list.
 
-    What a snapshot reads lies side by side for the most part, and is copied column by column.
+    A snapshot reads rows that mostly lie side by side, so each column is copied by itself.
     """
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
+    objects = items_of_list(list_id)
     for start in range(begin, end, BLOCK):
         stop = min(start + BLOCK, end)
         record = base + (first + start - begin) * stride
@@ -214,7 +212,7 @@ def take_fixed(base, stride, first, begin, end, columns, list_id):
             copy_cells(target, size, record + columns[c, OFFSET], stride, size, stop - start)
 
 
-@kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)", nogil=False)
+@kernel("int64(int64, int64, int64, int64, int64, int64, table, ints)")
 def append_varying(base, stride, tail, first, begin, end, columns, sources):
     """`append_fixed` where a column is ragged or optional; returns where varying cells begin now.
 
@@ -246,10 +244,7 @@ def append_varying(base, stride, tail, first, begin, end, columns, sources):
     return tail
 
 
-@kernel(
-    "void(table, ints, int32[::1], int64, ints, ints)",
-    nogil=False,
-)
+@kernel("void(table, ints, int32[::1], int64, ints, ints)")
 def measure_input(columns, sources, rows, n, payload, stored):
     """Bytes of each of n items: its payload, and what its varying cells take in a segment."""
     count = columns.shape[0]
@@ -276,14 +271,14 @@ def measure_input(columns, sources, rows, n, payload, stored):
             row += 1
 
 
-@kernel("void(ints, int64, int64, int64)", nogil=False)
+@kernel("void(ints, int64, int64, int64)")
 def count_up(locations, begin, end, first):
     """Locations of rows side by side, for those from `begin` to `end`."""
     for i in range(begin, end):
         locations[i] = first + i - begin
 
 
-@kernel("void(ints, int32[::1], ints)")
+@kernel("void(ints, int32[::1], ints)", nogil=True)
 def expand(locations, rows, expanded):
     """The location of every row of items, from the locations of their first rows."""
     at = 0
@@ -309,19 +304,12 @@ def _ask(directory, locations, i, first, width):
     return record
 
 
-@inner("void(int64, ints)")
-def data_of_all(list_id, targets):
-    """The data addresses of the arrays in a list; of what is no array, a number of no meaning."""
-    objects = int64_at(int64_at(list_id + LIST_ITEMS)[0])
-    for k in range(targets.size):
-        targets[k] = data_of(objects[k])
-
-
 @inner("void(table, ints, table, ints, int64, int64, int64)")
 def _gather_narrow(directory, locations, columns, targets, width, begin, end):
-    """By blocks, column by column, while the lines of the next block are on their way: one with
-    each column, because a processor that is asked for many at once waits. What follows the last
-    block is asked for too, wherever that may be: nobody reads it.
+    """Copy block by block and column by column, while memory brings the next block.
+
+    A line of each of its records is asked for with each column, because a processor that is asked
+    for many at once waits. Behind the last block lines are asked for that nobody reads.
     """
     count = columns.shape[0]
     records = np.empty(GATHERED, np.int64)
@@ -344,7 +332,7 @@ def _gather_narrow(directory, locations, columns, targets, width, begin, end):
 
 @inner("void(table, ints, table, ints, int64, int64, int64)")
 def _gather_wide(directory, locations, columns, targets, width, begin, end):
-    """Row by row. More than a cache could hold goes past it."""
+    """Copy row by row; an output that no cache could hold goes past the caches."""
     streams = locations.size * width >= STREAMED
     for i in range(begin, end):
         if i + GATHERED < end:
@@ -375,7 +363,7 @@ def copy_fixed(directory, locations, columns, targets, begin, end):
         _gather_wide(directory, locations, columns, targets, width, begin, end)
 
 
-@kernel("void(table, ints, table, int64)")
+@kernel("void(table, ints, table, int64)", nogil=True)
 def gather(directory, locations, columns, list_id):
     """Copy the fixed columns of rows, each into the array at its place in a list."""
     targets = np.empty(columns.shape[0], np.int64)
@@ -383,7 +371,7 @@ def gather(directory, locations, columns, list_id):
     copy_fixed(directory, locations, columns, targets, 0, locations.size)
 
 
-@kernel("void(table, ints, table, ints, table, int8[:, ::1])")
+@kernel("void(table, ints, table, ints, table, int8[:, ::1])", nogil=True)
 def measure(directory, locations, columns, varying, offsets, present):
     """Offsets and presence of varying columns over rows: `varying` says which columns.
 
@@ -421,9 +409,9 @@ def measure(directory, locations, columns, varying, offsets, present):
 def copy_varying(directory, locations, columns, varying, offsets, targets, begin, end):
     """Copy varying columns of the rows [begin, end), each to its target.
 
-    Ragged cells go end to end, optional ones each to its row. Cells grow from the back of a
-    segment, so the last is read first: then addresses rise, and the processor fetches the next
-    cell by itself while one is copied. More than a cache could hold goes past it.
+    Ragged cells are put end to end, optional ones each at its row. Cells grow from the back of a
+    segment, so the last one is read first: then addresses rise, and the processor fetches the next
+    cell while one is copied. An output that no cache could hold goes past the caches.
     """
     count = varying.size
     total = np.int64(0)
@@ -450,7 +438,7 @@ def copy_varying(directory, locations, columns, varying, offsets, targets, begin
         fence()
 
 
-@kernel("void(table, ints, table, ints, table, int64)")
+@kernel("void(table, ints, table, ints, table, int64)", nogil=True)
 def gather_cells(directory, locations, columns, varying, offsets, list_id):
     """Copy varying columns of rows, each into the array at its place in a list."""
     targets = np.empty(varying.size, np.int64)

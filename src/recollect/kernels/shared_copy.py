@@ -1,17 +1,14 @@
 """A copy that two threads share, without the GIL from its beginning to its end.
 
-The second thread sleeps at a semaphore and never returns to Python: one that did would wait for
-the GIL before each part of a copy, while whoever holds it may be about to wait for the copy. A
-job is a block of int64. A counter hands out its parts, so nobody waits for more than one of them;
-and once it is closed nobody is in it, and its arrays may go.
+The second thread sleeps at a semaphore and never returns to Python: if it did, it would wait for
+the GIL before each part of a copy, while the holder of the GIL may be about to wait for the copy. A
+job is a block of int64. A counter hands out its parts, so nobody waits for more than one of them.
+Once a job is closed no thread is in it, and its arrays may be freed.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import carray, types
 
 from recollect.kernels.layout import (
     COLUMN_BLOCK,
@@ -32,14 +29,19 @@ from recollect.kernels.layout import (
     JOB_WHOLE,
     JOB_WITHIN,
 )
+from recollect.kernels.machine.atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_or,
+    sched_yield,
+    sem_init,
+    sem_post,
+    sem_wait,
+)
 from recollect.kernels.machine.compile import inner, kernel
-from recollect.kernels.machine.memory import atomic_add, atomic_and, atomic_or, int64_pointer
-from recollect.kernels.rows import copy_fixed, copy_varying, data_of_all
-
-sem_init: Any = types.ExternalFunction("sem_init", types.intc(types.intp, types.intc, types.uintc))
-sem_post: Any = types.ExternalFunction("sem_post", types.intc(types.intp))
-sem_wait: Any = types.ExternalFunction("sem_wait", types.intc(types.intp))
-sched_yield: Any = types.ExternalFunction("sched_yield", types.intc())
+from recollect.kernels.machine.memory import ints_at, table_at
+from recollect.kernels.machine.objects import data_of_all
+from recollect.kernels.rows import copy_fixed, copy_varying
 
 
 @inner("int64(ints, int64)")
@@ -51,12 +53,12 @@ def _address(job, word):
 def _work(job):
     """Copy one part after the other, until all are handed out."""
     rows, cells, fixed = job[JOB_ROWS], max(job[JOB_CELLS], np.int64(0)), job[JOB_CELLS] < 0
-    directory = carray(int64_pointer(job[JOB_DIRECTORY]), (job[JOB_SEGMENTS], DIRECTORY_BLOCK))
-    locations = carray(int64_pointer(job[JOB_LOCATIONS]), (rows,))
-    columns = carray(int64_pointer(job[JOB_COLUMNS]), (job[JOB_WHOLE], COLUMN_BLOCK))
-    varying = carray(int64_pointer(job[JOB_VARYING]), (cells,))
-    offsets = carray(int64_pointer(job[JOB_OFFSETS]), (cells, rows + 1))
-    targets = carray(int64_pointer(job[JOB_TARGETS]), (job[JOB_WHOLE] if fixed else cells,))
+    directory = table_at(job[JOB_DIRECTORY], job[JOB_SEGMENTS], DIRECTORY_BLOCK)
+    locations = ints_at(job[JOB_LOCATIONS], rows)
+    columns = table_at(job[JOB_COLUMNS], job[JOB_WHOLE], COLUMN_BLOCK)
+    varying = ints_at(job[JOB_VARYING], cells)
+    offsets = table_at(job[JOB_OFFSETS], cells, rows + 1)
+    targets = ints_at(job[JOB_TARGETS], job[JOB_WHOLE] if fixed else cells)
     parts = job[JOB_PARTS]
     while True:
         part = atomic_add(_address(job, JOB_NEXT), 1)
@@ -89,7 +91,7 @@ def serve(job):
 
 @inner("void(ints, table, ints, table, ints, int64)")
 def _open(job, directory, locations, columns, targets, parts):
-    """Open a job whose cells are told, and call the other thread."""
+    """Open a job, after its cells have been noted, and wake the other thread."""
     job[JOB_NEXT], job[JOB_PARTS], job[JOB_ROWS] = 0, parts, locations.size
     job[JOB_DIRECTORY], job[JOB_SEGMENTS] = directory.ctypes.data, directory.shape[0]
     job[JOB_COLUMNS], job[JOB_WHOLE] = columns.ctypes.data, columns.shape[0]
@@ -98,7 +100,7 @@ def _open(job, directory, locations, columns, targets, parts):
     sem_post(_address(job, JOB_SEMAPHORE))
 
 
-@kernel("void(ints, table, ints, table, ints, table, int64, ints, int64)", nogil=False)
+@kernel("void(ints, table, ints, table, ints, table, int64, ints, int64)")
 def begin_cells(job, directory, locations, columns, varying, offsets, list_id, targets, parts):
     """Begin a job that is `gather_cells` in parts."""
     data_of_all(list_id, targets)
@@ -107,7 +109,7 @@ def begin_cells(job, directory, locations, columns, varying, offsets, list_id, t
     _open(job, directory, locations, columns, targets, parts)
 
 
-@kernel("void(ints, table, ints, table, int64, ints, int64)", nogil=False)
+@kernel("void(ints, table, ints, table, int64, ints, int64)")
 def begin_rows(job, directory, locations, columns, list_id, targets, parts):
     """Begin a job that is `gather` in parts."""
     data_of_all(list_id, targets)
@@ -117,7 +119,7 @@ def begin_rows(job, directory, locations, columns, list_id, targets, parts):
 
 @kernel("void(ints, boolean)", nogil=True)
 def end(job, help_first):
-    """Close a job, after doing what is left of it if told to; nobody is in it when this returns."""
+    """Close a job, after doing the rest of it if `help_first`; returns once no thread is in it."""
     if help_first:
         _work(job)
     else:

@@ -1,7 +1,7 @@
-"""One item that comes, and the first of an order that leaves for it: a call each.
+"""One item that comes, and the first of an order that leaves: one call for each.
 
-The same as `allocate`, the fields and `arrange`, and as `choose` and `release`, for those who
-store items one by one and for whom four calls would take longer than what they do.
+`enter` does what `allocate`, writing fields and `arrange` do, and `leave` what `choose` and
+`release` do: for items that come one by one, several calls would cost more than their work.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from recollect.kernels.orders import order_first, order_remove
 
 @kernel(
     "uint64(ints, table, int64, int64, int64, int64, int64, float64, int64, float64, ints, int64,"
-    " ints, ints)",
-    nogil=False,
+    " ints, ints)"
 )
 def enter(
     items, table, location, rows, size, shared, shared_size, priority, partition, now, fields,
@@ -83,7 +82,7 @@ def enter(
     return key
 
 
-@kernel("uint64(ints, table, int64, ints, ints)", nogil=False)
+@kernel("uint64(ints, table, int64, ints, ints)")
 def leave(items, table, order, slots, work):
     """Free the slot of the first item of an order; returns its key. `slots` has room for one."""
     slot = order_first(items, table[order])

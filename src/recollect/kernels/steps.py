@@ -13,7 +13,7 @@ import numpy as np
 from recollect.kernels.layout import OFFSET, SIZE
 from recollect.kernels.machine.compile import inner, kernel
 from recollect.kernels.machine.memory import copy_bytes, int8_at, int32_at, int64_at
-from recollect.kernels.rows import data_of
+from recollect.kernels.machine.objects import data_of
 from recollect.kernels.steps_episodes import (
     episode_of,
     flags_of,
@@ -128,7 +128,7 @@ def _or_flags(rings, slot, flags):
 
 @inner("void(ints, int64, int64)")
 def _end_before(rings, env, flags):
-    """Mark the episode of the newest row as over, where its end shows in a later row only."""
+    """Mark the episode of the newest row as over: only the row that comes now shows that it is."""
     last = int64_at(rings[A_NEWEST])[env] - 1
     slot = slot_of(rings, env, last)
     if not rings[REWARD_NEXT]:

@@ -1,7 +1,7 @@
-"""What is to be read: rows of chosen transitions and sequences as addresses, and their copies.
+"""Reading steps: plans of where the rows of transitions and sequences stand, and the copies.
 
-Plans are made under the lock, because marks change; they hold addresses of records, 0 where a
-cell is to be zeros. `gather` then copies without the lock and without the GIL.
+A plan is made under the lock, because marks change. It holds addresses of records, and 0 where a
+cell is to be filled with zeros. `gather` then copies without the lock and without the GIL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 
 from recollect.kernels.machine.compile import inner, kernel
 from recollect.kernels.machine.memory import copy_bytes, int8_at, int32_at, int64_at, prefetch
-from recollect.kernels.rows import data_of
+from recollect.kernels.machine.objects import data_of
 from recollect.kernels.steps_episodes import episode_of, flags_of, row_at, slot_of, steps_of
 from recollect.kernels.steps_layout import (
     A_BASES,

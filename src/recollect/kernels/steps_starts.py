@@ -204,7 +204,9 @@ def leave(rings, x, env, row):
 
 @inner("void(ints, table, int64)")
 def before_overwriting(rings, table, env):
-    """The oldest row is about to leave: so do starts that lose a frame of their stack with it."""
+    """Remove the starts that go with the oldest row, which is about to leave: its own, and those
+    that lose a frame of their stack.
+    """
     row = int64_at(rings[A_OLDEST])[env]
     newest = int64_at(rings[A_NEWEST])[env]
     for i in range(table.shape[0]):
@@ -265,7 +267,7 @@ def draw(
         draw_many(rings, x, rest, stratified, random, slots[done:], probability[done:])
         return
     kept = 0
-    for i in range(done):  # the others are drawn while these are not there
+    for i in range(done):  # take these out while the others are drawn
         if is_start(x, slots[i]):
             held[kept] = 0.0
             if x[KIND] == UNIFORM:

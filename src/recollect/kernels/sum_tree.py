@@ -14,7 +14,8 @@ import numpy as np
 
 from recollect.kernels.layout import A_SMALLEST, A_TREE, LEVELS, OFFSETS
 from recollect.kernels.machine.compile import inner
-from recollect.kernels.machine.memory import float64_at, prefetch, prefix_under, sum_of_16
+from recollect.kernels.machine.memory import float64_at, prefetch
+from recollect.kernels.machine.vectors import prefix_under, sum_of_16
 
 BELOW_ONE = 0.999999999999
 
@@ -93,9 +94,9 @@ def child_under(tree, address, first, left):
 def _spread(tree, base, width, nodes, rest, n):
     """Find the nodes of one level for numbers of which each stands in its n-th of the whole.
 
-    Such numbers rise, and where a node ends says nearly how many stand before it: one comparison
-    makes it exact. A walk along both would go one way or the other without a rule, and
-    processors are slow where they can't foresee.
+    Such numbers rise, so the end of a node says nearly how many numbers stand before it, and one
+    comparison makes it exact. Walking along both would branch without a pattern, and processors are
+    slow where they cannot predict.
     """
     ends = np.empty(width + 1)
     ends[0] = 0.0

@@ -1,25 +1,22 @@
 """The loop that fills a buffer: prompts, generators, strategies, and managers of the flow."""
 
 from recollect.production.actor import RemoteManager, start_manager
-from recollect.production.allocation import allocate
 from recollect.production.bars import Bars
 from recollect.production.colocated import ColocatedManager
 from recollect.production.context import Context
 from recollect.production.disaggregated import DisaggregatedManager
 from recollect.production.generators.base import Generator
+from recollect.production.generators.completions import Retries
 from recollect.production.generators.function import FunctionGenerator
 from recollect.production.generators.openai import OpenAIGenerator, Request
 from recollect.production.generators.ray import RayGenerator, start_generator
-from recollect.production.generators.retries import Retries
 from recollect.production.generators.spread import SpreadGenerator
 from recollect.production.manager import Manager
 from recollect.production.pending import Flight, Pending
 from recollect.production.progress import Handed, Progress, TaskProgress
 from recollect.production.prompts.base import Indexed, Prompts, prompt_of
-from recollect.production.prompts.huggingface import HuggingFacePrompts
-from recollect.production.prompts.indexed import IndexedPrompts
+from recollect.production.prompts.indexed import HuggingFacePrompts, IndexedPrompts, ListPrompts
 from recollect.production.prompts.jsonl import JsonlPrompts
-from recollect.production.prompts.list import ListPrompts
 from recollect.production.restore import latest_checkpoint
 from recollect.production.results import BatchResult, State
 from recollect.production.save import Checkpoint
@@ -30,7 +27,7 @@ from recollect.production.strategies import (
     Strategy,
     SyncStrategy,
 )
-from recollect.production.task import Task
+from recollect.production.task import Task, allocate
 from recollect.production.window import Times, Window
 
 __all__ = [

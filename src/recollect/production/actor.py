@@ -7,14 +7,14 @@ asynchronous: a trainer that waits holds nobody up. A trainer that may die takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from recollect.base.leases import LeaseLike
 from recollect.base.optional import optional
-from recollect.production.allocation import BatchSize
+from recollect.production.blocking import ManagerCalls
+from recollect.production.generation import resolved
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult
 from recollect.production.save import Checkpoint, CheckpointSaving
@@ -51,43 +51,21 @@ class ManagerActor:
     """What runs in the actor's process. `start_manager` starts it."""
 
     def __init__(self, make: Callable[..., Manager], *given: Any, **named: Any) -> None:
-        self._manager: Any = make(*given, **named)
+        self._manager = make(*given, **named)
         self._savings: dict[str, CheckpointSaving] = {}
 
-    async def start(self, batch_size: BatchSize, version: int | None) -> None:
-        self._manager.start(batch_size, version=version)
-
-    async def get_batch(self, *given: Any, **named: Any) -> Sent:
-        return to_send(await self._manager.get_batch(*given, **named))
-
-    async def produce_batch(self, *given: Any, **named: Any) -> Sent:
-        return to_send(await self._manager.produce_batch(*given, **named))
-
-    async def evaluate(self, *given: Any, **named: Any) -> Sent:
-        return to_send(await self._manager.evaluate(*given, **named))
-
-    async def confirm(self, lease: LeaseLike, train_step: int) -> int:
-        count: int = await self._manager.buffer.confirm(lease, train_step)
-        return count
-
-    async def renew(self, lease: LeaseLike, seconds: float) -> None:
-        await self._manager.buffer.renew(lease, seconds)
-
-    async def give_back(self, lease: LeaseLike) -> int:
-        count: int = await self._manager.give_lease_back(lease)
-        return count
-
     async def call(self, name: str, *given: Any, **named: Any) -> Any:
-        """The calls whose arguments and results travel as they are."""
-        return await getattr(self._manager, name)(*given, **named)
+        """A call of the manager by its name."""
+        found = await resolved(getattr(self._manager, name)(*given, **named))
+        return to_send(found) if isinstance(found, BatchResult) else found
 
-    async def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self._manager.stats()
-        return stats
+    async def call_buffer(self, name: str, *given: Any) -> Any:
+        """The same of its buffer."""
+        return await getattr(self._manager.buffer, name)(*given)
 
     async def begin_checkpoint(self, *given: Any, **named: Any) -> Checkpoint:
         saving = self._manager.checkpoint(*given, **named)
-        checkpoint: Checkpoint = await saving.__aenter__()
+        checkpoint = await saving.__aenter__()
         self._savings[str(checkpoint.dir)] = saving
         return checkpoint
 
@@ -95,7 +73,7 @@ class ManagerActor:
         await self._savings.pop(folder).__aexit__(RuntimeError if failed else None, None, None)
 
 
-class RemoteManager:
+class RemoteManager(ManagerCalls):
     """The calls of a manager on an actor, blocking: a trainer is a plain program.
 
     It may be sent to other tasks and actors. `handle` is the actor itself, for coroutines and for
@@ -105,93 +83,36 @@ class RemoteManager:
     def __init__(self, handle: Any) -> None:
         self.handle = handle
 
-    def start(self, batch_size: BatchSize, *, version: int | None = None) -> None:
-        self._get(self.handle.start.remote(batch_size, version))
-
-    def get_batch(
-        self, batch_size: BatchSize, train_step: int, *, lease: float | bool = True
-    ) -> BatchResult:
-        return received(
-            self._get(self.handle.get_batch.remote(batch_size, train_step, lease=lease))
-        )
-
-    def produce_batch(
-        self,
-        batch_size: BatchSize,
-        train_step: int,
-        *,
-        version: int | None = None,
-        lease: float | bool = True,
-    ) -> BatchResult:
-        call = self.handle.produce_batch.remote
-        return received(self._get(call(batch_size, train_step, version=version, lease=lease)))
-
-    def evaluate(self, sizes: Mapping[str, int], *, lease: float | bool = True) -> BatchResult:
-        return received(self._get(self.handle.evaluate.remote(sizes, lease=lease)))
+    def _call(self, name: str, *given: Any, **named: Any) -> Any:
+        found = optional("ray").get(self.handle.call.remote(name, *given, **named))
+        return received(found) if isinstance(found, Sent) else found
 
     def confirm(self, result: BatchResult) -> int:
-        if result.lease is None:
-            return 0
-        count: int = self._get(self.handle.confirm.remote(result.lease, result.train_step))
-        return count
+        return self._of_lease(result, self.handle.call_buffer, "confirm", result.train_step)
 
     def renew(self, result: BatchResult, seconds: float) -> None:
-        if result.lease is not None:
-            self._get(self.handle.renew.remote(result.lease, seconds))
+        self._of_lease(result, self.handle.call_buffer, "renew", seconds)
 
     def give_back(self, result: BatchResult) -> int:
+        return self._of_lease(result, self.handle.call, "give_lease_back")
+
+    def _of_lease(self, result: BatchResult, method: Any, name: str, *given: Any) -> int:
+        """A call about a result, of which only the lease travels."""
         if result.lease is None:
             return 0
-        count: int = self._get(self.handle.give_back.remote(result.lease))
+        count: int = optional("ray").get(method.remote(name, result.lease, *given))
         return count
 
-    def pause(self) -> float:
-        seconds: float = self._get(self.handle.call.remote("pause"))
-        return seconds
-
-    def continue_(self, version: int) -> None:
-        self._get(self.handle.call.remote("continue_", version))
-
-    def set_version(self, version: int, *, abort_hopeless: bool = True) -> int:
-        call = self.handle.call.remote("set_version", version, abort_hopeless=abort_hopeless)
-        aborted: int = self._get(call)
-        return aborted
-
-    def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self._get(self.handle.stats.remote())
-        return stats
-
-    def checkpoint(self, *given: Any, **named: Any) -> RemoteCheckpoint:
+    @contextmanager
+    def checkpoint(self, *given: Any, **named: Any) -> Iterator[Checkpoint]:
         """`with remote.checkpoint(path, step) as c:`; `c.dir` must be on a disk that both see."""
-        return RemoteCheckpoint(self.handle, given, named)
-
-    def restore(self, path: Any = None, **options: Any) -> int:
-        version: int = self._get(self.handle.call.remote("restore", path, **options))
-        return version
-
-    def shutdown(self) -> None:
-        self._get(self.handle.call.remote("shutdown"))
-
-    def _get(self, reference: Any) -> Any:
-        return optional("ray").get(reference)
-
-
-class RemoteCheckpoint:
-    """A checkpoint whose block runs in the trainer's process."""
-
-    def __init__(self, handle: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._handle, self._given, self._named = handle, given, named
-        self._folder: Path | None = None
-
-    def __enter__(self) -> Checkpoint:
-        call = self._handle.begin_checkpoint.remote(*self._given, **self._named)
-        checkpoint: Checkpoint = optional("ray").get(call)
-        self._folder = checkpoint.dir
-        return checkpoint
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        call = self._handle.end_checkpoint.remote(str(self._folder), kind is not None)
-        optional("ray").get(call)
+        get, failed = optional("ray").get, True
+        checkpoint: Checkpoint = get(self.handle.begin_checkpoint.remote(*given, **named))
+        try:
+            yield checkpoint
+            failed = False
+        finally:
+            get(self.handle.end_checkpoint.remote(str(checkpoint.dir), failed))
 
 
 def start_manager(

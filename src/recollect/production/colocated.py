@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from recollect.base.arguments import whole
-from recollect.production.allocation import BatchSize
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless
+from recollect.production.task import BatchSize
 from recollect.rollouts.groups import TakenBatch
 
 
@@ -51,7 +51,9 @@ class ColocatedManager(Manager):
         step = whole("train_step", train_step, 1)
         began = self._bind().time()
         sizes = self.sizes_of(batch_size)
-        version = self._version_at(step) if version is None else version
+        if version is None:
+            interval = min(context.staleness.sync_interval for context in self.contexts.values())
+            version = (step - 1) // interval * interval
         while True:
             await self.continue_(version)
             await self.buffer.advance(step)
@@ -119,8 +121,3 @@ class ColocatedManager(Manager):
         self.look()
         short = any(self.progress[task].shortage > 0 for task, size in sizes.items() if size)
         return State.RUNNING if short else None
-
-    def _version_at(self, step: int) -> int:
-        """The newest weights at a step, where they are sent every `sync_interval` steps."""
-        interval = min(context.staleness.sync_interval for context in self.contexts.values())
-        return (step - 1) // interval * interval

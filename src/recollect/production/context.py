@@ -7,20 +7,20 @@ step that is produced. Strategies read them; the manager sets them.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from recollect.errors import InvalidValue, JournalError, OutOfPrompts, RecollectError, shown
-from recollect.production.consumption import Consumption
 from recollect.production.generators.base import Generator
 from recollect.production.pending import Flight, Pending
-from recollect.production.progress import Progress, TaskProgress
+from recollect.production.progress import Handed, Progress, TaskProgress
 from recollect.production.prompts.base import Prompts, prompt_of
 from recollect.production.room import ReservedRoom
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
+from recollect.rollouts.expiry import enter
 from recollect.rollouts.group import Group
 from recollect.rollouts.puts import put
 from recollect.rollouts.rollout import Status
@@ -51,6 +51,46 @@ class Conditions:
         self.changed.notify()
 
 
+class Consumption:
+    """What a buffer says of one task's groups: how many were trained, are leased, are stored.
+
+    The buffer is asked, and nothing is counted beside it. So the numbers are right however a
+    trainer takes its groups (through a manager, a `DataPreparation`, another thread), and also
+    when a lease lapses or groups are given back, of which no manager would hear.
+    """
+
+    def __init__(self, buffer: RolloutBuffer) -> None:
+        self._buffer = buffer
+        self._retaken: Counter[str] = Counter()
+
+    def look(self, task: str) -> Handed:
+        """The counts of a task, all under one lock; what moves between them is in one of them."""
+        core = self._buffer.core
+        storage = core.storage
+        with core.table.transaction():
+            enter(core)
+            left = core.accounts[task].left
+            gone = left["trained"] + left["taken"] - self._retaken[task]
+            where = core.where(task, None, None)
+            leased = storage.count(where) - storage.available(where)[0]
+            completed = storage.available(core.where(task, Status.COMPLETED, None))[0]
+        return Handed(gone, leased, completed)
+
+    def retake(self, n: int, task: str, status: Status) -> list[tuple[Group, Group]]:
+        """Take up to n unfinished groups out, to generate them again; each twice: to change and to
+        keep. That is no consumption, although the buffer counts it as taken.
+
+        Immediate: the caller has them in flight before anybody else runs.
+        """
+        if n <= 0 or not self._buffer.count(task, status):
+            return []
+        groups = self._buffer.sync.take(n, task, status)
+        self._retaken[task] += len(groups)
+        with self._buffer.core.table.transaction():  # nor does it keep a task from starving
+            self._buffer.core.accounts[task].recently_taken -= len(groups)
+        return list(zip(groups, groups, strict=True))  # made anew by each iteration
+
+
 class StrategyLike(Protocol):
     """What generations, pauses and verdicts ask of a strategy; `Strategy` says what each is."""
 
@@ -70,18 +110,14 @@ class StrategyLike(Protocol):
 class TaskLike(Protocol):
     """A `Task` as its context knows it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def prompts(self) -> Prompts: ...
-    @property
-    def generator(self) -> Generator: ...
+    name: str
+    prompts: Prompts
+    generator: Generator
+    reward: Reward | None
+    valid: Valid | None
+
     @property
     def strategy(self) -> StrategyLike: ...
-    @property
-    def reward(self) -> Reward | None: ...
-    @property
-    def valid(self) -> Valid | None: ...
 
 
 class Context:
@@ -233,11 +269,8 @@ class Context:
 
     def send_home(self, status: Status) -> None:
         """Unfinished groups that the buffer has go back to their source, as prompts."""
-
-        def send(_: Group, original: Group) -> None:
-            self.prompts.give_back(prompt_of(original))
-
-        self._take_out(self.stored(status), status, send)
+        send = self.prompts.give_back
+        self._take_out(self.stored(status), status, lambda _, group: send(prompt_of(group)))
 
     def send_home_old(self) -> None:
         """What an evaluation left behind, and other weights than those of now generated, too."""

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from recollect.base.arguments import whole
 from recollect.errors import ProductionError
-from recollect.production.allocation import BatchSize
 from recollect.production.manager import Manager
 from recollect.production.results import BatchResult, State
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless
+from recollect.production.task import BatchSize
 from recollect.rollouts.events import AsyncEvents
 from recollect.rollouts.groups import TakenBatch
 
@@ -49,15 +49,14 @@ class DisaggregatedManager(Manager):
     {'math': 2}
     """
 
-    def _set_up(self) -> None:
-        self._batch_size: BatchSize = 0
-        self._background: list[asyncio.Task[None]] = []
-        # The signal's count when a target last grew, and when the look began that last found all
-        # prompts used up: it says something about targets that were there by then.
-        self._asked_at = self._exhausted_at = 0
+    _batch_size: BatchSize = 0
+    _background: Sequence[asyncio.Task[None]] = ()
+    # The signal's count when a target last grew, and when the look began that last found all
+    # prompts used up: it says something about targets that were there by then.
+    _asked_at = _exhausted_at = 0
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._background = []  # that of an event loop that ended is over
+        self._background = ()  # that of an event loop that ended is over
         super()._begin(loop)
 
     # -- producing --------------------------------------------------------------------------------
@@ -83,10 +82,7 @@ class DisaggregatedManager(Manager):
         if self._drops():  # there may be room for a step when a trainer has taken from the buffer
             kinds += ["taken", "confirmed"]
         events = self.buffer.events(*kinds, keep=0)
-        self._background = [
-            loop.create_task(self._follow(events)),
-            loop.create_task(self._run()),
-        ]
+        self._background = [loop.create_task(self._follow(events)), loop.create_task(self._run())]
 
     async def _run(self) -> None:
         """Produce step after step. What goes wrong is the trainer's to see; then this waits."""

@@ -80,10 +80,7 @@ async def _ask_again(contexts: Contexts, first: list[asyncio.Task[None]]) -> Non
 
 def generators_of(contexts: Contexts) -> list[Generator]:
     """Each generator once, though tasks may share it."""
-    found: dict[int, Generator] = {}
-    for context in contexts.values():
-        found.setdefault(id(context.generator), context.generator)
-    return list(found.values())
+    return list({id(each.generator): each.generator for each in contexts.values()}.values())
 
 
 async def each_generator(contexts: Contexts, call: Callable[[Generator], Awaitable[None]]) -> None:

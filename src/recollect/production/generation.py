@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextlib import suppress
 from typing import Any
 
 from recollect.errors import JournalError, ProductionError, shown
 from recollect.production.context import Context, StrategyLike
+from recollect.production.generators.life_cycle import doubt
 from recollect.production.pending import Flight
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Status
 
 ENDS = (Status.COMPLETED, Status.ABORTED, Status.FAILED, Status.FILTERED)
 UNASKED = 1.0  # seconds until what was aborted without a pause is stored, and sent again
-VERSIONS = "versions"  # an extra of rollouts: where the versions of their tokens come from
 
 
 async def fly(ctx: Context, strategy: StrategyLike, flight: Flight) -> None:
@@ -111,7 +112,7 @@ async def _generated(ctx: Context, strategy: StrategyLike, flight: Flight) -> tu
         status = _checked(group, flight, "reward")
         if status is not Status.COMPLETED:
             return group, status
-    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judging.py`
+    if ctx.is_whole(group):  # what lacks a cell is scored and judged later: see `judge.py`
         ctx.progress.window.score(group)
         if not await strategy.judge(ctx, group):
             status = Status.FILTERED
@@ -123,11 +124,9 @@ async def _rest(ctx: Context) -> None:
 
     It would be sent again at once, and come back at once, with all speed.
     """
-    try:
+    with suppress(TimeoutError):
         async with asyncio.timeout(UNASKED):
             await ctx.conditions.changed.until(lambda: ctx.stopping)
-    except TimeoutError:
-        pass
 
 
 async def resolved(value: Any) -> Any:
@@ -137,10 +136,6 @@ async def resolved(value: Any) -> Any:
 
 def _checked(group: Any, flight: Flight, who: str) -> Status:
     """The status of what came back; raises where it is not what was asked for."""
-    if isinstance(group, Group) and group.group_id == flight.group.group_id:
-        status = group.status
-        if status in ENDS and group.task == flight.group.task:
-            return status
     where = f"{who} of task {flight.task!r}"
     if not isinstance(group, Group):
         raise ProductionError(f"{where}: expected the group it was given, got {shown(group)}")
@@ -149,10 +144,13 @@ def _checked(group: Any, flight: Flight, who: str) -> Status:
             f"{where}: expected group {flight.group_id!r} back, got {group.group_id!r} of task "
             f"{group.task!r}"
         )
-    raise ProductionError(
-        f"{where}: group {group.group_id!r} came back {group.status}; every member that was "
-        "generated needs a finish_reason, such as 'stop', 'abort' or 'error'"
-    )
+    status = group.status
+    if status not in ENDS:
+        raise ProductionError(
+            f"{where}: group {group.group_id!r} came back {status}; every member that was "
+            "generated needs a finish_reason, such as 'stop', 'abort' or 'error'"
+        )
+    return status
 
 
 def _count(ctx: Context, flight: Flight, group: Group, status: Status) -> None:
@@ -195,7 +193,7 @@ async def store(ctx: Context, flight: Flight, group: Group) -> int | None:
         for rollout in group.rollouts:
             reported = 0 if rollout.versions is None else len(rollout.versions)
             if reported < len(rollout.response_ids):
-                rollout.extras[VERSIONS] = "dispatch"
+                doubt(rollout)
     account = ctx.buffer.core.accounts[ctx.name]
     expired = account.expired
     key = await ctx.buffer.put(group, version=flight.version)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -20,11 +20,9 @@ from recollect.base.arguments import time_span, whole
 from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, ProductionError, shown
 from recollect.production import restore, save
-from recollect.production.allocation import BatchSize, allocate
 from recollect.production.bars import Bars
 from recollect.production.blocking import BlockingManager
-from recollect.production.consumption import Consumption
-from recollect.production.context import Conditions, Context
+from recollect.production.context import Conditions, Consumption, Context
 from recollect.production.drain import ask_to_pause, cancel_rest, drain, each_generator
 from recollect.production.judge import Judge
 from recollect.production.pending import Flight
@@ -34,7 +32,7 @@ from recollect.production.save import CheckpointSaving
 from recollect.production.signal import Signal
 from recollect.production.strategies import Outcome
 from recollect.production.taker import take_unless, unleased
-from recollect.production.task import Task
+from recollect.production.task import BatchSize, Task, allocate
 from recollect.production.window import Times
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.groups import TakenBatch
@@ -92,10 +90,6 @@ class Manager:
         self.bars = Bars(self.tasks, shown=bars)
         self._judge = Judge(buffer, self.contexts)
         self._beside: list[asyncio.Task[None]] = []
-        self._set_up()
-
-    def _set_up(self) -> None:
-        """What a kind of manager has beside."""
 
     def __repr__(self) -> str:
         flying = sum(len(context.pending) for context in self.contexts.values())
@@ -127,10 +121,6 @@ class Manager:
             for name, context in self.contexts.items()
             if len(context.pending)
         }
-
-    def _flights(self) -> Iterator[Flight]:
-        for context in self.contexts.values():
-            yield from context.pending.in_flight
 
     def look(self) -> dict[str, Handed]:
         """What the buffer says of each task, which `progress` then knows too. Immediate."""
@@ -230,12 +220,11 @@ class Manager:
         """Producers may go on; says whether they do."""
         if self._closed:
             return False
-        conditions = self._conditions
-        conditions.version = version
-        conditions.error = None
-        conditions.stopping = False
+        self._conditions.version = version
+        self._conditions.error = None
+        self._conditions.stopping = False
         self._state = State.RUNNING
-        conditions.changed.notify()
+        self._changed.notify()
         return True
 
     # -- producing --------------------------------------------------------------------------------
@@ -348,6 +337,7 @@ class Manager:
         self._judge.collect()
         windows = self.progress.read(now, asked)
         times = [seconds for window in windows.values() for seconds in window.times]
+        flying = self.in_flight
         result = BatchResult(
             status,
             step,
@@ -361,8 +351,8 @@ class Manager:
             max((window.seconds for window in windows.values()), default=0.0),
             now - began,
             self._pause_seconds,
-            {name: len(flights) for name, flights in self.in_flight.items()},
-            max((now - each.started_at for each in self._flights()), default=0.0),
+            {name: len(flights) for name, flights in flying.items()},
+            max((now - one.started_at for each in flying.values() for one in each), default=0.0),
         )
         self._pause_seconds = 0.0
         if log.isEnabledFor(logging.INFO):
@@ -381,8 +371,10 @@ class Manager:
         """One commit of prompts, buffer, progress and the trainer's own files.
 
         `async with manager.checkpoint(path, step) as c:` gives `c.dir` for those files; it is
-        committed when the block ends, and not at all when it raises. `in_flight="refuse"` raises
-        while generations run; `"give_back"` saves them as prompts to give back, and they run on.
+        committed when the block ends, and not at all when it raises. Without a path its folder is
+        one by the step in the manager's `checkpoints`; without the buffer only the prompts of its
+        groups are in it. `in_flight="refuse"` raises while generations run; `"give_back"` saves
+        them as prompts to give back, and they run on. Other options are those of `Store.save`.
         """
         return CheckpointSaving(self, path, step, include_buffer, in_flight, **options)
 

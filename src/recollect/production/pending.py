@@ -45,19 +45,14 @@ class Flight:
         started_at: The event loop's time at dispatch.
     """
 
-    __slots__ = (
-        "_task", "group", "oldest", "original", "stage", "started_at", "tokens",
-        "version",
-    )  # fmt: skip
+    __slots__ = ("_task", "group", "oldest", "original", "stage", "started_at", "tokens", "version")
 
     def __init__(
         self, group: Group, original: Group | None, version: int, started_at: float
     ) -> None:
         self.group = group
         self.original = original
-        self.tokens = 0
-        if original is not None:
-            self.tokens = sum(rollout.num_tokens for rollout in original)
+        self.tokens = sum(rollout.num_tokens for rollout in original or ())
         self.stage = Stage.GENERATING
         self._task: asyncio.Task[None] | None = None
         self.send(version, started_at)

@@ -16,6 +16,7 @@ from recollect.errors import InvalidValue
 from recollect.production.window import Window
 
 FORMAT = 1
+SHOWN = ("target", "consumed", "leased", "completed")  # in messages and logs
 
 
 class Handed(NamedTuple):
@@ -242,12 +243,7 @@ class Progress(Mapping[str, TaskProgress]):
             "consumer_step": self.consumer_step,
             "target_step": self.target_step,
             **{
-                task: {
-                    "target": counts.target,
-                    "consumed": counts.consumed,
-                    "leased": counts.leased,
-                    "completed": counts.completed,
-                }
+                task: {name: getattr(counts, name) for name in SHOWN}
                 for task, counts in self._tasks.items()
             },
         }

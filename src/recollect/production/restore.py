@@ -8,10 +8,8 @@ buffer has and the checkpoint does not hold was drawn later, so its source must 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,13 +22,12 @@ from recollect.durability.snapshot.reader import Snapshot, open_snapshot
 from recollect.errors import InvalidValue, ProductionError, SnapshotError
 from recollect.production.prompts.base import Indexed
 from recollect.production.prompts.saved import from_saved
+from recollect.production.results import log
 from recollect.production.save import FORMAT, KIND, Checkpoint, Checkpointed, in_thread
 from recollect.rollouts import rewind
 from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.history import History
 from recollect.table.member import member_of
-
-log = logging.getLogger("recollect.production")
 
 FUTURE = ("give_back", "keep")
 
@@ -40,17 +37,6 @@ class Restorable(Checkpointed, Protocol):
 
     def stop_for_restore(self) -> None: ...
     def restored(self, version: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class _Restored:
-    """What a restore did."""
-
-    version: int  # of the weights, which is the checkpoint's step
-    path: Path
-    kept: int  # groups that are in the buffer now
-    given_back: int  # prompts that come again
-    discarded: int  # groups of the buffer that come again, too
 
 
 async def restore(
@@ -96,16 +82,16 @@ async def restore(
                 task.prompts.restore(before[name])
             raise
         cancelled = error  # while the buffer went back: the rest must follow it
-    done = restoring.reconcile()
+    kept, given_back, discarded = restoring.reconcile()
     manager.progress.restore(restoring.progress(), manager.look())
-    manager.restored(done.version)
+    manager.restored(restoring.step)
     log.info(
-        "restored step %d from %s: %s in the buffer, %s given back, %d discarded", done.version,
-        done.path, many(done.kept, "group"), many(done.given_back, "prompt"), done.discarded,
+        "restored step %d from %s: %s in the buffer, %s given back, %d discarded", restoring.step,
+        snapshot.path, many(kept, "group"), many(given_back, "prompt"), discarded,
     )  # fmt: skip
     if cancelled is not None:
         raise cancelled
-    return done.version
+    return restoring.step
 
 
 def latest_checkpoint(path: str | os.PathLike[str], step: int | None = None) -> Checkpoint | None:
@@ -138,7 +124,7 @@ class _Restoring:
                 f"{where} has format {state['format']} and this version of Recollect reads up to "
                 f"{FORMAT}; update Recollect to restore it"
             )
-        self._step: int = snapshot.step
+        self.step: int = snapshot.step  # and so the version of its weights
         self._state = state
         self._core: RolloutCore = manager.buffer.core
         self._names: dict[str, str | None] = {}  # of tasks, then and now; None: gone
@@ -185,9 +171,9 @@ class _Restoring:
         what was planned for later ones may be too much for them, and is planned again.
         """
         saved = dict(self._state["progress"])
-        if saved["consumer_step"] > self._step + 1:
-            saved.update(future_step=self._step + 1, consumer_step=self._step + 1)
-            saved.update(target_step=self._step, allocations={})
+        if saved["consumer_step"] > self.step + 1:
+            saved.update(future_step=self.step + 1, consumer_step=self.step + 1)
+            saved.update(target_step=self.step, allocations={})
             saved["tasks"] = {
                 task: {**counts, "target": counts["consumed"]}
                 for task, counts in saved["tasks"].items()
@@ -222,7 +208,7 @@ class _Restoring:
         with rewind.alone(core):
             trained = np.array(saved["trained"], np.uint64)
             checkpoint = self._snapshot.manifest["id"]
-            rewind.rewind(core, self._step, trained, checkpoint, keep_future=keep_future)
+            rewind.rewind(core, self.step, trained, checkpoint, keep_future=keep_future)
         self.has_buffer = True
 
     def _continues(self) -> bool:
@@ -230,13 +216,16 @@ class _Restoring:
         saved = self._state["buffer"]
         history = History.from_json(saved["line"])
         return (
-            self._core.history.continues(history.run, self._snapshot.manifest["id"], self._step)
+            self._core.history.continues(history.run, self._snapshot.manifest["id"], self.step)
             and self._core.table.effects.number >= saved["effects"]
         )
 
     # -- prompts ----------------------------------------------------------------------------------
-    def reconcile(self) -> _Restored:
-        """Every prompt that was drawn is in the weights, in the buffer or back at its source."""
+    def reconcile(self) -> tuple[int, int, int]:
+        """Every prompt that was drawn is in the weights, in the buffer or back at its source.
+
+        Returns how many groups are in the buffer, prompts came back, and groups were discarded.
+        """
         tasks, sync = self._manager.tasks, self._manager.buffer.sync
         gone = {name for name, now in self._names.items() if now != name}
         here = {
@@ -272,6 +261,4 @@ class _Restoring:
         if leaving:
             keys = np.array([here[group_id][0] for group_id in leaving], np.uint64)
             sync.discard(keys, "rewound")
-        return _Restored(
-            self._step, self._snapshot.path, len(here) - len(leaving), given_back, len(leaving)
-        )
+        return len(here) - len(leaving), given_back, len(leaving)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from functools import reduce
+from operator import add
 
 from recollect.base.leases import LeaseLike
+from recollect.data.batch import Batch
+from recollect.production.context import Context
 from recollect.production.window import Times, Window
 from recollect.rollouts.groups import Groups, TakenBatch
 from recollect.rollouts.rollout import Status
-
-if TYPE_CHECKING:
-    from recollect.data.batch import Batch
-    from recollect.production.context import Context
 
 log = logging.getLogger("recollect.production")
 
@@ -92,7 +91,7 @@ class BatchResult:
     @property
     def window(self) -> Window:
         """What all tasks produced, as one."""
-        return total(self.windows.values())
+        return reduce(add, self.windows.values()) if self.windows else Window()
 
     @property
     def failed(self) -> int:
@@ -145,23 +144,8 @@ def shown_times(times: Times) -> str:
     )
 
 
-def total(windows: Iterable[Window]) -> Window:
-    """Windows of several tasks as one."""
-    found = list(windows)
-    if not found:
-        return Window()
-    whole = found[0]
-    for window in found[1:]:
-        whole = whole + window
-    return whole
-
-
 def durations_of(taken: TakenBatch, contexts: Mapping[str, Context]) -> list[float]:
     """How long the groups of a batch took, of those that this process generated."""
-    found = []
-    tasks = taken.info.task.tolist()
-    for task, group_id in zip(tasks, taken.all.group_ids, strict=True):
-        seconds = contexts[task].durations.pop(group_id, None)
-        if seconds is not None:
-            found.append(seconds)
-    return found
+    groups = zip(taken.info.task.tolist(), taken.all.group_ids, strict=True)
+    found = (contexts[task].durations.pop(group_id, None) for task, group_id in groups)
+    return [seconds for seconds in found if seconds is not None]

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from recollect.production.signal import Signal
 from recollect.rollouts.buffer import RolloutBuffer
 from recollect.rollouts.space import reserve_all
 
 
+@dataclass(eq=False)
 class ReservedRoom:
     """The reservations of one task. On the manager's event loop only."""
 
-    def __init__(
-        self,
-        buffer: RolloutBuffer,
-        task: str,
-        changed: Signal,
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        core = buffer.core
+    buffer: RolloutBuffer
+    task: str
+    changed: Signal
+    fail: Callable[[BaseException], None]
+
+    def __post_init__(self) -> None:
+        core = self.buffer.core
         self._bounded = core.capacity is not None or core.capacity_bytes is not None
-        self._buffer = buffer
-        self._task = task
-        self._changed = changed
-        self._fail = fail
         self._kept = 0  # reserved by the coroutine that waited, and not used yet
         self._waiting: asyncio.Task[None] | None = None
 
@@ -42,7 +39,7 @@ class ReservedRoom:
             return max(n, 0)
         kept = min(self._kept, n)
         self._kept -= kept
-        got = kept + self._buffer.reserve(n - kept, self._task)
+        got = kept + self.buffer.reserve(n - kept, self.task)
         if got < n and (self._waiting is None or self._waiting.done()):
             self._waiting = asyncio.get_running_loop().create_task(self._wait())
         return got
@@ -50,7 +47,7 @@ class ReservedRoom:
     def give_back(self, n: int = 1) -> None:
         """Room that was reserved and is not needed: the group left, or was not started."""
         if self._bounded and n:
-            self._buffer.unreserve(n, self._task)
+            self.buffer.unreserve(n, self.task)
 
     def stop(self) -> None:
         """Nothing more is started: nobody waits for room, and none is kept."""
@@ -62,15 +59,15 @@ class ReservedRoom:
 
     async def _wait(self) -> None:
         me = asyncio.current_task()
-        core = self._buffer.core
+        core = self.buffer.core
         try:
-            await core.table.run_async(reserve_all(core, 1, self._task, None))
+            await core.table.run_async(reserve_all(core, 1, self.task, None))
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
             return
         if self._waiting is not me:  # stopped
             self.give_back()
             return
         self._waiting = None
         self._kept += 1
-        self._changed.notify()
+        self.changed.notify()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -66,14 +66,12 @@ def begin(buffer: RolloutBuffer, checkpoints: str | os.PathLike[str] | None) -> 
 class Checkpointed(Protocol):
     """What a checkpoint needs of a manager, which says what each is."""
 
+    buffer: RolloutBuffer
+    progress: Progress
+    checkpoints: str | os.PathLike[str] | None
+
     @property
     def tasks(self) -> Mapping[str, Task]: ...
-    @property
-    def buffer(self) -> RolloutBuffer: ...
-    @property
-    def progress(self) -> Progress: ...
-    @property
-    def checkpoints(self) -> str | os.PathLike[str] | None: ...
     @property
     def in_flight(self) -> Mapping[str, list[Flight]]: ...
     def look(self) -> Mapping[str, Handed]: ...
@@ -97,17 +95,7 @@ class Checkpoint:
 
 
 class CheckpointSaving:
-    """`manager.checkpoint(...)`: saves when its block ends without an error.
-
-    Args:
-        manager: Whose.
-        path: Its folder; None makes one by the step in the manager's `checkpoints`.
-        step: The train step whose weights it has.
-        include_buffer: Whether the groups of the buffer are in it; else only their prompts.
-        in_flight: `"refuse"` raises where generations run, `"give_back"` notes their prompts as
-            given back, and they go on.
-        options: Those of `Store.save`: keep_last, compression, progress.
-    """
+    """`manager.checkpoint(...)`, which says what its arguments are; saves when its block ends."""
 
     def __init__(
         self,
@@ -201,22 +189,6 @@ class CheckpointSaving:
         rewind.forget_trained(core, checkpoint.step)
 
 
-class BlockingCheckpoint:
-    """The same for a thread; `run` runs a coroutine on the manager's loop and waits for it."""
-
-    def __init__(
-        self, saving: CheckpointSaving, run: Callable[[Coroutine[Any, Any, Any]], Any]
-    ) -> None:
-        self._saving, self._run = saving, run
-
-    def __enter__(self) -> Checkpoint:
-        checkpoint: Checkpoint = self._run(self._saving.__aenter__())
-        return checkpoint
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._run(self._saving.__aexit__(kind, *error))
-
-
 def _target(manager: Checkpointed, path: str | os.PathLike[str] | None, step: int) -> Path:
     if path is not None:
         return Path(os.path.abspath(path))
@@ -271,10 +243,12 @@ class _Held:
         stored = {group_id for _, _, group_id in holding.held}
         self._ids = {task: [group_id for _, group_id in pairs] for task, pairs in known.items()}
         self._known = {
-            task: storage.get(_keys(key for key, _ in pairs), ["attempt"])
+            task: storage.get(np.array([key for key, _ in pairs], np.uint64), ["attempt"])
             for task, pairs in known.items()
         }
-        self._whole = {task: storage.get(_keys(keys), None) for task, keys in whole.items()}
+        self._whole = {
+            task: storage.get(np.array(keys, np.uint64), None) for task, keys in whole.items()
+        }
         self._blobs = manager.buffer.core.blobs_of(
             [manager.buffer.core.entries[key] for keys in whole.values() for key in keys]
         )
@@ -311,10 +285,6 @@ def _finds(prompts: Prompts, group_id: str) -> bool:
     if isinstance(prompts, IndexedPrompts):
         return prompts.has(group_id)
     return isinstance(prompts, Indexed) and prompts.find(group_id) is not None
-
-
-def _keys(keys: Any) -> Any:
-    return np.array(list(keys), np.uint64)
 
 
 def _attempts(chosen: Chosen) -> list[int]:

@@ -2,7 +2,7 @@
 
 A strategy is a value: what is under way is in the context, so one strategy may serve many tasks.
 It looks at how much is missing, starts generations, and sleeps until something changed; results
-store themselves (`flying.py`).
+store themselves (`generation.py`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -89,16 +89,7 @@ class Window:
 
     def __add__(self, other: Window) -> Window:
         """Two tasks in one: counts add up, seconds are those of the longer."""
-        return Window(
-            self.groups + other.groups,
-            self.rollouts + other.rollouts,
-            self.tokens + other.tokens,
-            self.reward_sum + other.reward_sum,
-            self.reward_count + other.reward_count,
-            self.failed + other.failed,
-            self.filtered + other.filtered,
-            self.aborted + other.aborted,
-            self.times + other.times,
-            min(self.began, other.began),
-            max(self.seconds, other.seconds),
-        )
+        both = Window(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
+        both.began = min(self.began, other.began)
+        both.seconds = max(self.seconds, other.seconds)
+        return both

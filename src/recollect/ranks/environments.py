@@ -11,15 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array
 from recollect.data.batch import Batch
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column
 from recollect.errors import InvalidValue, SchemaError, shown
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 ENV_ID = "env_id"
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.batch import Batch
 from recollect.durability.format import schema_to_json
 from recollect.durability.snapshot.reader import Snapshot
@@ -33,9 +34,6 @@ from recollect.ranks.redistribution import (
 )
 from recollect.replay.core import ReplayCore
 from recollect.storage.memory.saved_items import Saved
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 PIECE = 256  # episodes of a shard that are read together
 

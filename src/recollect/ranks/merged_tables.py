@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.base.requests import PER_PRODUCER
 from recollect.data.batch import Batch
 from recollect.data.schema import Column, Schema
@@ -24,9 +24,6 @@ from recollect.kernels.layout import COUNTER_MASK
 from recollect.ranks.environments import ENV_ID, Environments, columns_of, rewritten
 from recollect.ranks.redistribution import ShardPlan, Stream, apportion, fresh_origins, seed_words
 from recollect.storage.memory.saved_items import Saved, absent_value
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 PIECE = 4096  # items of a shard that are stored together: rows lie about in order of arrival
 

@@ -20,9 +20,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.kernels.load import load_dealing
-
-Ints = NDArray[np.int64]
 
 ORIGINS = 1 << 20  # a key has 20 bits of origin
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many, whole
+from recollect.base.arrays import Keys
 from recollect.base.clock import Clock, SystemClock
 from recollect.base.readable import size
 from recollect.data.batch import Batch
@@ -33,7 +34,6 @@ from recollect.rules.query import Query
 from recollect.rules.selectors import Selector
 from recollect.table.runner import PlainVerb
 
-Keys = NDArray[np.uint64]
 WhereLike = Query | Mapping[str, Any] | None
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import keys_of, many, time_span
+from recollect.base.arrays import Keys
 from recollect.kernels import steps_layout as sl
 from recollect.replay.core import ReplayCore
 from recollect.replay.incoming import Steps
@@ -19,8 +20,6 @@ from recollect.rules.limiters import Limiter
 from recollect.storage.lanes import Lanes
 from recollect.table.runner import Verb
 from recollect.table.waiting import Blocked, Gate, Room
-
-Keys = NDArray[np.uint64]
 
 
 class InsertSteps(Verb[Keys]):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.base.clock import Clock
 from recollect.data.schema import Column, Schema
 from recollect.errors import TableClosed
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from recollect.durability.journal.open_journal import OpenJournal
     from recollect.durability.snapshot.ledger import Ledger
 
-Keys = NDArray[np.uint64]
 
 OUTPUTS = 32 << 20  # bytes of large outputs that are kept for reuse
 

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.kernels import steps_layout as sl
 from recollect.kernels.load import load_steps
 from recollect.storage.buffers import aligned_zeros
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 
 class Rings:

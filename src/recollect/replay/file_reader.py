@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.base.optional import optional
 from recollect.data.batch import Batch
 from recollect.data.dotted_names import nest
@@ -21,8 +21,6 @@ from recollect.replay.core import ReplayCore, ReplayFace
 from recollect.replay.incoming import MARKS
 from recollect.replay.step_files import ABOUT, KNOWN, is_next, path_of, progress_bar, taken_rows
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 Columns = dict[str, Array]
 Buffer = TypeVar("Buffer", bound=ReplayFace)
 Make = Callable[..., Buffer]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.base.optional import optional
 from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, shown
@@ -20,9 +20,6 @@ from recollect.replay import step_files
 from recollect.replay.core import ReplayCore
 from recollect.replay.step_files import ABOUT, ADDED, is_next, path_of, progress_bar
 from recollect.storage.lanes import Copies, Copy
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 PIECE = 32 << 20  # bytes that are written at a time
 COMPRESSIONS = ("zstd", "lz4", None)

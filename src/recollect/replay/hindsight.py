@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import text, whole
+from recollect.base.arrays import Array, Ints
 from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
@@ -25,8 +26,6 @@ from recollect.replay.sample_verbs import SampleTransitions
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.table.waiting import Blocked
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 RewardFunction = Callable[[Array, Array], Any]
 
 STRATEGIES = ("future", "final", "episode", "random")

@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Array, Ints
 from recollect.data.dotted_names import flatten
 from recollect.data.schema import Column, Rows, Schema
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.kernels import steps_layout as sl
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 MARKS = ("first", "terminated", "truncated")
 ONE_TRUE = np.ones(1, np.bool_)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Keys
 from recollect.data.schema import Schema
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.journal.journal import as_journal
@@ -37,9 +38,6 @@ from recollect.replay.incoming import MARKS, Steps
 from recollect.replay.persistence import StepsMember
 from recollect.rules.limiters import Counts, MinSize
 from recollect.table.waiting import Blocked
-
-Array = NDArray[Any]
-Keys = NDArray[np.uint64]
 
 ENV = "#env"  # no column has such a name
 NAMES = tuple(f"#{name}" for name in (*MARKS, "final"))

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.data.batch import Batch
 from recollect.durability.format import schema_from_json, schema_to_json
 from recollect.durability.journal.open_journal import OpenJournal
@@ -29,9 +30,6 @@ from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
 from recollect.storage.memory.capture import Capture
 from recollect.storage.memory.saved_items import Saved
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 MARKS = {"flags": sl.A_FLAGS, "offset": sl.A_OFFSET, "remaining": sl.A_REMAINING}
 NUMBERS = {

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Mask
 from recollect.base.optional import optional
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.replay.buffer import ReplayBuffer
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 else:
     _Wrapper = object
 
-Mask = NDArray[np.bool_]
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES = ("NextStep", "SameStep", "Disabled")
 

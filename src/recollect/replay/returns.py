@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.kernels import steps_layout as sl
@@ -20,9 +20,6 @@ from recollect.replay.episodes import Rings
 from recollect.replay.start_draws import DrawnStarts
 from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 REMEMBERED = 64  # batch sizes whose copies are not worked out again
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from recollect.base.arguments import flag, many, time_span, whole
+from recollect.base.arrays import Ints
 from recollect.data.batch import Batch
 from recollect.errors import InvalidValue, NeverPossible
 from recollect.kernels import steps_layout as sl
@@ -23,8 +21,6 @@ from recollect.replay.starts import StartKind
 from recollect.rules.query import as_query, bind
 from recollect.table.runner import Verb
 from recollect.table.waiting import Blocked
-
-Ints = NDArray[np.int64]
 
 EPISODES = StartKind(sl.EPISODE, 1)
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Array, Ints
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.errors import InvalidValue, NeverPossible, shown
@@ -25,8 +26,6 @@ from recollect.replay.starts import MODES, StartKind
 from recollect.storage.buffers import Allocate
 from recollect.storage.lanes import Copies, Copy, Lanes
 
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 Flags = NDArray[np.int8]
 
 LONGEST = 1 << 31

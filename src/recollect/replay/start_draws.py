@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
 from recollect.replay.episodes import Rings
@@ -15,9 +16,6 @@ from recollect.replay.starts import StartIndex, StartKind, Starts
 from recollect.rules.query import FieldType, FieldValues, Query, mask
 from recollect.rules.selectors import Linear, Prioritized, Selector
 from recollect.storage.memory.indexes import IndexKind
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 FIELDS: dict[str, FieldType] = {
     "key": "int",

@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
 from recollect.replay.episodes import Rings
 from recollect.storage.memory.indexes import Index, IndexKind
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SEQUENCE_KINDS = 4
 MODES = {"stop": sl.STOP, "pad": sl.PAD, "reset": sl.RESET}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.arrays import Ints, Keys, Mask
 from recollect.data.ragged import Ragged, ragged_from_cells
 from recollect.data.schema import Rows, Schema, Stored, row_payload
 from recollect.errors import BufferFull, InvalidValue, NeverPossible, shown
@@ -34,10 +35,6 @@ from recollect.rollouts.values import any_array, named
 from recollect.table.changes import add_column
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
-
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 NO_VALUES, NO_ROWS = np.zeros(0, np.float32), np.zeros(1, np.int64)
 OVER = (CODES[Status.EXPIRED], CODES[Status.ARCHIVED])  # rows whose cells nobody fills

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Mask
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Stored
 from recollect.errors import InvalidValue, SchemaError, shown
 from recollect.rollouts.rollout import CODES, Status
 from recollect.rollouts.values import only_flags
 
-Array = NDArray[Any]
-Mask = NDArray[np.bool_]
 Cells = tuple[Stored, Mask | None]  # a column, and which of its cells are present
 
 INT32, INT8, FLOAT32 = np.dtype(np.int32), np.dtype(np.int8), np.dtype(np.float32)

@@ -12,16 +12,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from recollect.base.arrays import Mask
 from recollect.base.leases import Lease
 from recollect.data.schema import Stored
 from recollect.rollouts.cell_columns import Cells
 from recollect.rollouts.entries import GroupEntry
 from recollect.rollouts.group_columns import LATE_PLACES
 
-Mask = NDArray[np.bool_]
 Queue = OrderedDict[int, None]  # keys of groups, in the order in which they are claimed
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints, Keys
 from recollect.base.leases import Lease
 from recollect.data.schema import Column, Rows
 from recollect.rollouts.accounts import Accounts
@@ -36,9 +37,6 @@ from recollect.storage.base import Chosen, Storage, Where
 from recollect.storage.memory.chosen import MemoryChosen
 from recollect.table.effects import Amended, Updated
 from recollect.table.table import Table, WhereLike
-
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 NO_KEYS = np.zeros(0, np.uint64)
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Mask
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Rows, Stored
 from recollect.errors import InvalidValue, shown
@@ -54,9 +55,6 @@ from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rollouts.token_versions import newest_trainable, oldest_versions
 from recollect.rules.query import FieldType
 from recollect.storage.fields import check_value
-
-Array = NDArray[Any]
-Mask = NDArray[np.bool_]
 
 UNFIT = (Unfit, TypeError, ValueError, AttributeError, OverflowError)  # then each is checked
 BLOBS = LATE_PLACES["blobs"]

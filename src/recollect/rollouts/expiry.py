@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Ints, Keys, Mask
 from recollect.data.batch import Batch
 from recollect.data.ragged import Ragged, offsets_of
 from recollect.data.schema import Rows, Stored, row_payload
@@ -31,10 +31,6 @@ from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rollouts.token_versions import group_expiry, row_expiry, stale_rows
 from recollect.storage.fields import ABSENT_INT
 from recollect.table.runner import PlainVerb, Verb
-
-Ints = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-Mask = NDArray[np.bool_]
 
 EXPIRED = CODES[Status.EXPIRED]
 CLEARED = (

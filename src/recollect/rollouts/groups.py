@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.arrays import Ints
 from recollect.base.leases import LeaseLike
 from recollect.data.arrow import ArrowBatch
 from recollect.data.batch import Batch
@@ -31,8 +32,6 @@ from recollect.storage.buffers import BufferPool
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 KEPT = 16 << 20  # bytes of masks and versions that are kept for the next batch

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import time_span, whole
+from recollect.base.arrays import Keys
 from recollect.base.leases import Lease
 from recollect.rollouts import claims
 from recollect.rollouts.core import RolloutCore
@@ -21,8 +21,6 @@ from recollect.table import lease_verbs
 from recollect.table.checks import checked_owner
 from recollect.table.effects import Archived
 from recollect.table.runner import PlainVerb, Verb
-
-Keys = NDArray[np.uint64]
 
 
 def confirm(core: RolloutCore, lease: Any, train_step: int | None) -> Verb[int]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from recollect.base.arrays import Keys
 from recollect.data.batch import Batch
-from recollect.rollouts.core import Keys, RolloutCore
+from recollect.rollouts.core import RolloutCore
 from recollect.rollouts.entries import GroupEntry, tally
 from recollect.rollouts.group_columns import column_of
 from recollect.rollouts.history import History

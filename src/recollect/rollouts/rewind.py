@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints, Keys
 from recollect.data.batch import Batch
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Rows, Stored
@@ -31,9 +31,6 @@ from recollect.rollouts.staleness import NEVER
 from recollect.rollouts.token_versions import group_expiry
 from recollect.rules.query import Query, field
 from recollect.storage.fields import ABSENT_INT
-
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

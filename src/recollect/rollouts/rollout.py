@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.values import (
     LARGEST_COUNT,
@@ -32,8 +33,6 @@ from recollect.rollouts.values import (
     versions_of,
     whole_or_none,
 )
-
-Array = NDArray[Any]
 
 LARGEST_VERSION = 1 << 61  # of a dispatch: a version and a staleness add up to an int64
 NO_TOKENS = np.zeros(0, np.int32)

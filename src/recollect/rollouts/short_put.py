@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.kernels import load as kernels
 from recollect.kernels.layout import (
     GROUP_BLOCK,
@@ -43,8 +43,6 @@ from recollect.rollouts.staleness import NEVER, NONE, Staleness
 from recollect.rules.query import FieldType
 from recollect.rules.selectors import Ordered
 from recollect.storage.base import Storage
-
-Ints = NDArray[np.int64]
 
 LARGEST = (1 << 31) - 1  # the highest version that tokens can have
 COMPLETED = Status.COMPLETED.value  # looking it up in the enum is slow

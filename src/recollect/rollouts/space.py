@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import many, text, time_span, whole
+from recollect.base.arrays import Keys
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Rows
 from recollect.errors import BufferFull, NeverPossible
@@ -27,7 +27,6 @@ from recollect.table.waiting import Blocked
 
 log = logging.getLogger("recollect.rollouts")
 
-Keys = NDArray[np.uint64]
 
 OLDEST_FIRST = Fifo()  # one object, by which a storage finds its index
 

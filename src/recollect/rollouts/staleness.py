@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.errors import InvalidValue, shown
-
-Ints = NDArray[np.int64]
 
 NEVER = (1 << 62) - 1  # a train step that no training reaches
 NONE = -1  # no version

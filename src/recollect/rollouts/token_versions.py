@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Stored
 from recollect.kernels import load as kernels
 from recollect.rollouts.cell_columns import INT8, INT32
 from recollect.rollouts.group_columns import ROWS
 from recollect.rollouts.staleness import NEVER, NONE, Staleness, StalenessRules
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 
 def oldest_versions(versions: Ragged) -> Ints:

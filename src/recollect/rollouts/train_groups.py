@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import many
+from recollect.base.arrays import Ints, Keys
 from recollect.base.leases import Lease, LeaseLike
 from recollect.rollouts.core import NO_KEYS, ChosenGroups, RolloutCore
 from recollect.rollouts.expiry import advance_to
@@ -28,9 +28,6 @@ from recollect.storage.base import Where
 from recollect.table.lease_verbs import lease_out
 from recollect.table.runner import PlainVerb, Verb
 from recollect.table.waiting import Blocked
-
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 OWNER = "training"
 ANY = ""  # the task of a share that takes groups of every task

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import time_span
+from recollect.base.arrays import Array
 from recollect.errors import InvalidValue, shown
 
-Array = NDArray[Any]
 Blobs = dict[str, list[bytes]]
 
 LARGEST_COUNT = (1 << 31) - 1  # attempts and segments are int32

@@ -4,21 +4,20 @@
 take their turns in a random order. `simulate` runs a training on simulated engines.
 """
 
-# virtual_loop.py, shuffled_loop.py, virtual_clock.py, virtual_run.py: time. They know nothing of
-# production. engine.py, answers.py, scenario.py: what is simulated.
-# simulator.py, report.py: a run of the real managers on it, and what it was like.
-
-from typing import TYPE_CHECKING, Any
+# virtual_loop.py is time, and knows nothing of production. engine.py, answers.py, scenario.py: what
+# is simulated. simulator.py, report.py: a run of the real managers on it, and what it was like.
 
 from recollect.simulation.report import Report, TaskReport, render
 from recollect.simulation.scenario import Scenario, TaskModel
-from recollect.simulation.shuffled_loop import ShufflingLoop
-from recollect.simulation.virtual_clock import VirtualClock
-from recollect.simulation.virtual_loop import Standstill, VirtualLoop
-from recollect.simulation.virtual_run import in_thread, run
-
-if TYPE_CHECKING:
-    from recollect.simulation.simulator import simulate
+from recollect.simulation.simulator import simulate
+from recollect.simulation.virtual_loop import (
+    ShufflingLoop,
+    Standstill,
+    VirtualClock,
+    VirtualLoop,
+    in_thread,
+    run,
+)
 
 __all__ = [
     "Report",
@@ -34,12 +33,3 @@ __all__ = [
     "run",
     "simulate",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Whoever only needs a clock does not load what is simulated on it."""
-    if name == "simulate":
-        from recollect.simulation.simulator import simulate
-
-        return simulate
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

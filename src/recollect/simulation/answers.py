@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,9 @@ class SimulatedGenerator:
         try:
             if requests:
                 await all_ended
-                await self._score(group, requests)
+                seconds = self._scenario.tasks[group.task].reward_seconds
+                if seconds and all(each.reason in ("stop", "length") for each in requests):
+                    await asyncio.sleep(seconds)  # rewards of a group that is whole
         except asyncio.CancelledError:
             for request in requests:
                 self._engine.cancel(request)
@@ -162,13 +164,6 @@ class SimulatedGenerator:
             self.tallies[group.task].lost["filtered"] += cells_of(group)
         return not fate.is_filtered
 
-    # -- parts -----------------------------------------------------------------------------------
-    async def _score(self, group: Group, requests: Sequence[EngineRequest]) -> None:
-        """Rewards of a group that is whole take their time."""
-        seconds = self._scenario.tasks[group.task].reward_seconds
-        if seconds and all(request.reason in ("stop", "length") for request in requests):
-            await asyncio.sleep(seconds)
-
     def _lost(self, why: str) -> str:
         return "left_over" if self.is_over else why
 
@@ -194,8 +189,7 @@ class SimulatedGenerator:
             cells, ends = max(1, int(cells * fate.share[place])), "abort"
         if not done:
             rollout.dispatch_version = self._engine.version
-        slow = fate.slow[place]
-        slowness = self._scenario.tasks[group.task].slowdown if slow else 1.0
+        slowness = self._scenario.tasks[group.task].slowdown if fate.slow[place] else 1.0
         return EngineRequest(max(1, cells - done), ends, slowness, ended)
 
     def _write(

@@ -42,19 +42,12 @@ class EngineRequest:
 
 
 class Engine:
-    """Slots, a queue in front of them, and the weights that are loaded.
-
-    Args:
-        slots: How many responses it writes at once.
-        cell_seconds: How long a slot takes for a cell.
-        version: The weights that are loaded.
-    """
+    """Slots that write a response each, a queue in front of them, and the weights in them."""
 
     def __init__(self, slots: int, cell_seconds: float, version: int = 0) -> None:
         self._loop = asyncio.get_running_loop()
         self._cell_seconds = cell_seconds
         self._free = slots
-        self._slots = slots
         self._waiting: deque[EngineRequest] = deque()
         self._running: dict[EngineRequest, None] = {}  # in the order of their start
         self._paused = False
@@ -95,7 +88,7 @@ class Engine:
     def cancel(self, request: EngineRequest) -> None:
         """Drop a request; nobody is told."""
         if request.finished is None:
-            request.ended = ignore
+            request.ended = lambda _: None
             if request in self._running:
                 self._end(request, "cancel")
                 self._start()
@@ -159,7 +152,3 @@ class Engine:
             for version, begin, end in zip(versions, begins, ends, strict=True)
             if end > begin
         ]
-
-
-def ignore(request: EngineRequest) -> None:
-    pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Report:
     expired: int
     outdated: int
     tasks: Mapping[str, TaskReport]
-    fairness: float = field(default=1.0)
+    fairness: float = 1.0
 
     @property
     def step_seconds(self) -> float:
@@ -97,12 +97,8 @@ class Report:
         found = asdict(self)
         for name in ("lags", "group_lags"):
             found[name] = {str(lag): count for lag, count in found[name].items()}
-        found |= {
-            "step_seconds": self.step_seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "mean_lag": self.mean_lag,
-        }
-        return found
+        extra = ("step_seconds", "tokens_per_second", "mean_lag")
+        return found | {name: getattr(self, name) for name in extra}
 
     def __str__(self) -> str:
         return render([("", self)])

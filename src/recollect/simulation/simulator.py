@@ -19,6 +19,7 @@ from recollect.production import (
     State,
     SyncStrategy,
     Task,
+    Times,
 )
 from recollect.production.results import BatchResult
 from recollect.rollouts.buffer import RolloutBuffer
@@ -26,9 +27,7 @@ from recollect.simulation.answers import EndlessPrompts, SimulatedGenerator, cel
 from recollect.simulation.engine import Engine
 from recollect.simulation.report import Report, TaskReport, jain, mean_of
 from recollect.simulation.scenario import Scenario
-from recollect.simulation.virtual_clock import VirtualClock
-from recollect.simulation.virtual_loop import LONGEST
-from recollect.simulation.virtual_run import run
+from recollect.simulation.virtual_loop import LONGEST, VirtualClock, run
 
 
 def simulate(scenario: Scenario) -> Report:
@@ -64,9 +63,7 @@ class Simulation:
         self.buffer = RolloutBuffer(
             staleness=scenario.staleness, clock=VirtualClock(), seed=scenario.seed
         )
-        self._spent = dict.fromkeys(
-            ("training", "waiting", "syncing"), 0.0
-        )  # seconds of the trainer, by what it did
+        self._spent = {"training": 0.0, "waiting": 0.0, "syncing": 0.0}  # seconds of the trainer
         self._lags: dict[str, Counter[int]] = {task: Counter() for task in scenario.tasks}
         self._group_lags: Counter[int] = Counter()
         self._groups: Counter[str] = Counter()
@@ -75,17 +72,24 @@ class Simulation:
 
     async def run(self) -> Report:
         """Train to the end; what it was like."""
+        tasks, timeout = self._tasks(), self._scenario.drain_timeout
+        manager: ColocatedManager | DisaggregatedManager
         if self._scenario.arrangement == "colocated":
-            await self._colocated()
+            manager = ColocatedManager(tasks, self.buffer, drain_timeout=timeout)
+            await self._colocated(manager)
         else:
-            await self._disaggregated()
+            manager = DisaggregatedManager(tasks, self.buffer, drain_timeout=timeout)
+            await self._disaggregated(manager)
+        self._seconds = self._loop.time()
+        self._busy = self._engine.busy()
+        self._generator.is_over = True
+        await manager.pause()
+        await manager.shutdown()
         return self._report()
 
     # -- the two arrangements --------------------------------------------------------------------
-    async def _colocated(self) -> None:
-        scenario = self._scenario
-        manager = ColocatedManager(self._tasks(), self.buffer, drain_timeout=scenario.drain_timeout)
-        version = 0
+    async def _colocated(self, manager: ColocatedManager) -> None:
+        scenario, version = self._scenario, 0
         for step in range(1, scenario.steps + 1):
             begin = self._loop.time()
             result = await manager.produce_batch(scenario.batch_size, step, version=version)
@@ -94,17 +98,9 @@ class Simulation:
             if step % scenario.staleness.sync_interval == 0:
                 await self._spend("syncing", scenario.sync_seconds)
                 version = step
-        self._over()
-        await manager.pause()
-        await manager.shutdown()
 
-    async def _disaggregated(self) -> None:
+    async def _disaggregated(self, manager: DisaggregatedManager) -> None:
         scenario = self._scenario
-        manager = DisaggregatedManager(
-            self._tasks(),
-            self.buffer,
-            drain_timeout=scenario.drain_timeout,
-        )
         manager.start(scenario.batch_size)
         for step in range(1, scenario.steps + 1):
             while True:
@@ -119,9 +115,6 @@ class Simulation:
             await self._train(manager, result, step)
             if step % scenario.staleness.sync_interval == 0:
                 await self._sync(manager, step)
-        self._over()
-        await manager.pause()
-        await manager.shutdown()
 
     async def _sync(self, manager: DisaggregatedManager, version: int) -> None:
         """Send weights; generation stops meanwhile, or goes on."""
@@ -181,11 +174,6 @@ class Simulation:
             tallies = self._generator.tallies
             self._waited_for[max(tallies, key=lambda task: tallies[task].completed_at)] += seconds
 
-    def _over(self) -> None:
-        self._seconds = self._loop.time()
-        self._busy = self._engine.busy()
-        self._generator.is_over = True
-
     # -- afterwards ------------------------------------------------------------------------------
     def _report(self) -> Report:
         scenario, tallies = self._scenario, self._generator.tallies
@@ -211,9 +199,10 @@ class Simulation:
                 useful=trained[task] / max(tally.generated, 1),
                 waited_for=self._waited_for[task],
                 mean_lag=mean_of(self._lags[task]),
-                seconds=quantiles(tally.seconds),
+                seconds={"p50": times.p50, "p99": times.p99} if times.count else {},
             )
             for task, tally in tallies.items()
+            for times in [Times.of(tally.seconds)]
         }
         accounts = self.buffer.accounts()
         return Report(
@@ -241,10 +230,3 @@ class Simulation:
         for group in self.buffer.get(keys) if keys else ():
             found[group.task] += cells_of(group)
         return found
-
-
-def quantiles(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {}
-    p50, p99 = np.quantile(np.array(seconds), (0.5, 0.99)).tolist()
-    return {"p50": p50, "p99": p99}

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.base.clock import Clock
 from recollect.data.batch import Batch
 from recollect.data.schema import Rows, Schema
@@ -41,9 +42,6 @@ from recollect.storage.fields import FieldValue
 if TYPE_CHECKING:
     from recollect.base.leases import LeaseBook
     from recollect.base.requests import RequestBook
-
-Keys = NDArray[np.uint64]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

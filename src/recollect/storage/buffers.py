@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-Bytes = NDArray[np.uint8]
+from recollect.base.arrays import Bytes
+
 Allocate = Callable[[tuple[int, ...], Any], NDArray[Any]]  # how arrays get their memory
 
 LINE = 64  # bytes of a cache line

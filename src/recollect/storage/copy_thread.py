@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recollect.kernels import layout
+from recollect.kernels.families import CopyKernels, TableKernels
 from recollect.storage.buffers import aligned_zeros
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SharedCopy:
 
     def __init__(
         self,
-        kernels: Any,
+        kernels: TableKernels,
         arguments: tuple[Any, ...],
         values: list[Any],
         held: object,
@@ -63,7 +64,7 @@ class SharedCopy:
                 self._crew, self._turn = crew, turn
                 targets = np.empty(len(values), np.int64)
                 crew.held = arguments, values, held, targets
-                begin = kernels.shared_copy.begin_cells if cells else kernels.shared_copy.begin_rows
+                begin = crew.kernels.begin_cells if cells else crew.kernels.begin_rows
                 begin(crew.job, *arguments, id(values), targets, PARTS)
 
     @property
@@ -92,20 +93,20 @@ class _Crew:
     with the copy: the next one then ends what was left open.
     """
 
-    def __init__(self, kernels: Any) -> None:
-        self._kernels = kernels.shared_copy
+    def __init__(self, kernels: CopyKernels) -> None:
+        self.kernels = kernels
         self._lock = threading.Lock()
         self._owner: weakref.ref[SharedCopy] | None = None
         self._turn = 0  # counts those who had the thread
         self.held: object = None  # whatever the job has addresses of
         self.job = aligned_zeros((layout.JOB_BLOCK,), np.int64)
-        self._kernels.prepare(self.job)
+        self.kernels.prepare(self.job)
         threading.Thread(target=self._run, name="recollect-copy", daemon=True).start()
 
     def _run(self) -> None:
         faults = {getattr(signal, name) for name in FAULTS if hasattr(signal, name)}
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)
-        self._kernels.serve(self.job)
+        self.kernels.serve(self.job)
 
     def claim(self, copy: SharedCopy) -> int:
         """Have the thread for a copy; returns whose turn it is, 0 where another has it."""
@@ -114,14 +115,14 @@ class _Crew:
             if owner is not None:
                 if owner() is not None:
                     return 0
-                self._kernels.end(self.job, False)
+                self.kernels.end(self.job, False)
             self._owner = weakref.ref(copy)
             self._turn += 1
             return self._turn
 
     def end(self) -> None:
         """Do what is left of the copy that has the thread, and wait for the rest."""
-        self._kernels.end(self.job, True)
+        self.kernels.end(self.job, True)
         self.held = self._owner = None
 
     def give_up(self, turn: int) -> None:
@@ -131,13 +132,13 @@ class _Crew:
         if self._lock.acquire(blocking=False):
             try:
                 if self._turn == turn:
-                    self._kernels.end(self.job, False)
+                    self.kernels.end(self.job, False)
                     self.held = self._owner = None
             finally:
                 self._lock.release()
 
 
-def _the_crew(kernels: Any) -> _Crew | None:
+def _the_crew(kernels: TableKernels) -> _Crew | None:
     """The thread, None where there is none."""
     global _crew
     if _crew is None:
@@ -146,7 +147,7 @@ def _the_crew(kernels: Any) -> _Crew | None:
         with _making:
             if _crew is None:
                 try:
-                    _crew = _Crew(kernels)
+                    _crew = _Crew(kernels.shared_copy)
                 except RuntimeError:  # no more threads, or the interpreter is about to end
                     return None
     return _crew

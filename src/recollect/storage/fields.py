@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array
 from recollect.errors import InvalidValue, shown
 from recollect.kernels.load import load
 from recollect.rules.query import FieldType, FieldValues
 from recollect.rules.query.expression import KEYWORDS
-
-Array = NDArray[Any]
 
 BUILT_IN: dict[str, FieldType] = {
     "key": "int",

@@ -15,17 +15,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Bytes, Ints
 from recollect.data.schema import Schema
 from recollect.errors import SchemaError
 from recollect.kernels import layout
 from recollect.kernels import steps_layout as sl
 from recollect.storage.buffers import Allocate, BufferPool
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
-Bytes = NDArray[np.uint8]
 
 LARGEST = 8 << 20  # bytes of a segment
 FEWEST = 16  # rows of a segment

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from recollect.kernels import layout
 
-Array = NDArray[Any]
 Values = tuple[Any, ...]
 
 COUNTS = (layout.A_PARTITION_LIVE, layout.A_PARTITION_SAMPLED, layout.A_PARTITION_VISIBLE)

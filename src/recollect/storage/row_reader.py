@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.ragged import Ragged
 from recollect.data.schema import Column
 from recollect.storage.buffers import Allocate
 from recollect.storage.copy_thread import SharedCopy
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 SHORT_RUN = 64  # rows side by side, on average, below which each is copied by itself
 MANY_CELLS = 2 << 20  # bytes of cells that are worth a second thread

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.data.ragged import Ragged
 from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Column, Rows, Schema
@@ -22,8 +23,6 @@ from recollect.kernels import layout
 from recollect.storage.buffers import BufferPool
 from recollect.storage.row_reader import Directory, Reader, ReadPlan
 from recollect.storage.row_segment import Segment, Stretch, spread
-
-Ints = NDArray[np.int64]
 
 LARGEST = 8 << 20
 SMALLEST = 64 << 10

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats
 from recollect.rules.selectors import Mixed, Ordered, Proportional, Selector
-
-Floats = NDArray[np.float64]
 
 # What each selector of a mixture is still owed. Removers have their own account.
 Credits = dict[tuple[Mixed, bool], Floats]

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows
 from recollect.errors import NeverPossible, SchemaError
 from recollect.table.core import TableCore
 from recollect.table.effects import Amended
-
-Keys = NDArray[np.uint64]
 
 
 def amend(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.data.schema import Column, Schema
 from recollect.errors import InvalidValue, SchemaError
 from recollect.rules.selectors import Selector
@@ -22,8 +23,6 @@ from recollect.table.checks import check_versions, checked_field, settable
 from recollect.table.core import TableCore
 from recollect.table.effects import Updated
 from recollect.table.rule_set import RuleSet
-
-Keys = NDArray[np.uint64]
 
 
 def checked_fields(core: TableCore, fields: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.base.clock import Clock
 from recollect.base.leases import Lease, LeaseBook, LeaseLike, Leases
 from recollect.base.requests import RequestBook, Requests
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from recollect.durability.journal.journaled import Journaled
     from recollect.durability.journal.open_journal import OpenJournal
     from recollect.durability.snapshot.members import Member
-
-Keys = NDArray[np.uint64]
 
 
 class Schemas(NamedTuple):

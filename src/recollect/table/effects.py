@@ -14,15 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from recollect.base.arrays import Keys
 from recollect.base.leases import Lease
 from recollect.data.schema import Schema
 from recollect.errors import InvalidValue, shown
 from recollect.storage.base import Chosen, NewItems
-
-Keys = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import many, time_span
+from recollect.base.arrays import Keys
 from recollect.base.requests import Request, check_request
 from recollect.data.rows_per_item import items_of
 from recollect.data.schema import Rows, Schema
@@ -21,8 +21,6 @@ from recollect.table.core import TableCore
 from recollect.table.effects import Inserted
 from recollect.table.runner import Verb
 from recollect.table.waiting import Blocked, Gate, Room
-
-Keys = NDArray[np.uint64]
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.durability.format import schema_to_json
@@ -56,8 +57,6 @@ from recollect.table.redo import TableReplay, restore_counts
 
 log = logging.getLogger("recollect.durability")
 
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 LOST = 1 << 30  # more items than a crash can lose: so many keys are left out after one
 PLAIN = {Leased: LEASED, Returned: RETURNED, Archived: ARCHIVED}

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.data.columns import Columns
 from recollect.data.ragged import Ragged
 from recollect.data.rows_per_item import ONE_ROW
@@ -40,10 +41,6 @@ from recollect.storage.base import NewItems
 from recollect.storage.fields import DTYPES, absent_of
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.table.core import TableCore
-
-Array = NDArray[Any]
-Keys = NDArray[np.uint64]
-Ints = NDArray[np.int64]
 
 TOGETHER = 1024  # effects, at most
 

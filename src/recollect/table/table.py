@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recollect.base.arguments import flag, keys_of, names, text, time_span, whole
+from recollect.base.arrays import Keys
 from recollect.base.clock import Clock, SystemClock
 from recollect.base.leases import Lease, LeaseLike
 from recollect.base.readable import size
@@ -47,7 +48,6 @@ from recollect.table.runner import PlainVerb
 if TYPE_CHECKING:
     from os import PathLike
 
-Keys = NDArray[np.uint64]
 WhereLike = Query | Mapping[str, Any] | None
 
 LARGEST_CAPACITY = 1 << 40  # keys count to 2 ** 44, and slots are numbered in 32 bits or more

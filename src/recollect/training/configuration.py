@@ -50,10 +50,6 @@ def _packing(value: Any, path: str) -> Packing | int:
     return given if isinstance(given, int) else make(Packing, given, path)
 
 
-def _mode(value: Any, path: str) -> Any:
-    return _of_kind(Mode, value, path)
-
-
 def _of_kind(kind: Any, value: Any, path: str) -> Any:
     """A rule of a kind that is abstract, as data write it."""
     return rule_from_config(kind, value, path)
@@ -67,7 +63,7 @@ def _filters(value: Any, path: str) -> tuple[Any, ...]:
 # By argument: an annotation, or a function that reads it.
 PREPARATION: dict[str, Any] = {
     "source": _source,
-    "mode": _mode,
+    "mode": lambda value, path: _of_kind(Mode, value, path),
     "advantages": _advantages,
     "filters": _filters,
     "pack": _packing,

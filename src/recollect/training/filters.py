@@ -34,10 +34,6 @@ class Filter(ABC):
         """Which trajectories it is about; those that were dropped do not matter."""
 
 
-def _check_action(action: str) -> None:
-    one_of("action", action, ACTIONS)
-
-
 @dataclass(frozen=True)
 class NoSpread(Filter):
     """Groups whose rewards are all the same."""
@@ -46,7 +42,7 @@ class NoSpread(Filter):
     reason = "no_spread"
 
     def __post_init__(self) -> None:
-        _check_action(self.action)
+        one_of("action", self.action, ACTIONS)
 
     def names(self, selection: Selection) -> Flags:
         rewards, kept = selection.needed_rewards("NoSpread"), selection.kept
@@ -64,7 +60,7 @@ class Truncated(Filter):
     reason = "truncated"
 
     def __post_init__(self) -> None:
-        _check_action(self.action)
+        one_of("action", self.action, ACTIONS)
 
     def names(self, selection: Selection) -> Flags:
         return selection.truncated
@@ -81,7 +77,7 @@ class RewardRange(Filter):
     reason = "reward_range"
 
     def __post_init__(self) -> None:
-        _check_action(self.action)
+        one_of("action", self.action, ACTIONS)
         one_of("per", self.per, UNITS)
         if not self.low <= self.high:
             raise InvalidValue(f"low: expected at most high, {self.high}, got {shown(self.low)}")
@@ -105,7 +101,7 @@ class Length(Filter):
     reason = "length"
 
     def __post_init__(self) -> None:
-        _check_action(self.action)
+        one_of("action", self.action, ACTIONS)
         if self.most is not None and self.most < self.least:
             raise InvalidValue(f"most: expected at least {self.least}, got {shown(self.most)}")
 
@@ -143,11 +139,18 @@ def apply_filters(rollouts: Rollouts, filters: Sequence[Filter]) -> Filtered:
     """
     selection = select(rollouts)
     result = Filtered(selection)
-    for rule in filters:
-        if not isinstance(rule, Filter):
-            raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(rule)}")
+    for rule in checked_filters(filters):
         selection = _apply(selection, rule, result)
     return Filtered(selection, result.dropped, result.masked, result.groups)
+
+
+def checked_filters(filters: Sequence[Filter]) -> tuple[Filter, ...]:
+    """Raise `InvalidValue` unless all are filters."""
+    rules = tuple(filters)
+    for rule in rules:
+        if not isinstance(rule, Filter):
+            raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(rule)}")
+    return rules
 
 
 def _apply(selection: Selection, rule: Filter, result: Filtered) -> Selection:

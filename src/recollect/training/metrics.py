@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,15 +28,6 @@ REMEMBERED = 16_384  # groups whose rollouts are known to have been counted
 
 
 # -- what was generated -----------------------------------------------------------------------
-@dataclass
-class Responses:
-    """What `gen/` needs to know of each response: arrays of one length."""
-
-    rewards: list[float] = field(default_factory=list)  # NaN: none yet
-    lengths: list[int] = field(default_factory=list)
-    stopped: list[bool] = field(default_factory=list)
-
-
 class Window:
     """What was generated since the last `close`. Each response counts once, whenever it comes.
 
@@ -64,7 +54,8 @@ class Window:
         self._begin()
 
     def _begin(self) -> None:
-        self._responses = Responses()
+        # What `gen/` needs to know of each response: lists of one length. NaN is no reward yet.
+        self._responses: dict[str, list[float]] = {"rewards": [], "lengths": [], "stopped": []}
         self._groups = 0
         self._failed = 0
         self._waiting = 0.0
@@ -93,9 +84,9 @@ class Window:
         for segments in new.values():
             segments.sort(key=lambda rollout: rollout.segment)
             rewards = [s.reward for s in segments if s.reward is not None]
-            self._responses.rewards.append(rewards[-1] if rewards else np.nan)
-            self._responses.lengths.append(sum(s.num_tokens for s in segments))
-            self._responses.stopped.append(segments[-1].finish_reason == "stop")
+            self._responses["rewards"].append(rewards[-1] if rewards else np.nan)
+            self._responses["lengths"].append(sum(s.num_tokens for s in segments))
+            self._responses["stopped"].append(segments[-1].finish_reason == "stop")
         self._groups += bool(new)
         self.responses_total += len(new)
         self.tokens_total += sum(s.num_tokens for segments in new.values() for s in segments)
@@ -113,8 +104,8 @@ class Window:
         return found
 
     def _metrics(self, seconds: float | None, expected: int | None) -> Metrics:
-        rewards = np.array(self._responses.rewards, np.float64)
-        lengths = np.array(self._responses.lengths, np.int64)
+        rewards = np.array(self._responses["rewards"], np.float64)
+        lengths = np.array(self._responses["lengths"], np.int64)
         metrics: Metrics = {
             "gen/groups": self._groups,
             "gen/responses": lengths.size,
@@ -123,7 +114,7 @@ class Window:
             "gen/seconds_waiting_for_trainer": self._waiting,
         }
         if lengths.size:
-            metrics["gen/stop_rate"] = float(np.mean(self._responses.stopped))
+            metrics["gen/stop_rate"] = float(np.mean(self._responses["stopped"]))
         metrics |= _spread("gen/length", lengths)
         known = ~np.isnan(rewards)
         metrics |= _rewards("gen", rewards[known], lengths[known], self.solved_above)
@@ -142,7 +133,7 @@ class Window:
             "groups": self._groups,
             "failed": self._failed,
             "waiting": self._waiting,
-            "responses": vars(self._responses),
+            "responses": self._responses,
             "responses_total": self.responses_total,
             "tokens_total": self.tokens_total,
             "counted": {
@@ -156,7 +147,7 @@ class Window:
         """What `state` returned."""
         self._groups, self._failed = state["groups"], state["failed"]
         self._waiting = state["waiting"]
-        self._responses = Responses(**{name: list(v) for name, v in state["responses"].items()})
+        self._responses = {name: list(values) for name, values in state["responses"].items()}
         self.responses_total, self.tokens_total = state["responses_total"], state["tokens_total"]
         self._counted = OrderedDict(
             (name, {(each[0], each[1], each[2]) for each in seen})
@@ -263,16 +254,10 @@ def stored(buffer: RolloutBuffer) -> Metrics:
     return metrics | {f"buffer/left/{reason}": count for reason, count in left.items()}
 
 
-# -- pieces -------------------------------------------------------------------------------------
 def _spread(name: str, values: Floats | Ints) -> Metrics:
     if not values.size:
         return {}
-    return {
-        f"{name}_mean": float(values.mean()),
-        f"{name}_std": float(values.std()),
-        f"{name}_min": float(values.min()),
-        f"{name}_max": float(values.max()),
-    }
+    return {f"{name}_{of}": float(getattr(values, of)()) for of in ("mean", "std", "min", "max")}
 
 
 def _rewards(family: str, rewards: Floats, lengths: Ints, solved_above: float) -> Metrics:

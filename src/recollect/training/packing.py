@@ -134,20 +134,19 @@ class Packed:
 
     def metrics(self) -> dict[str, float]:
         """Numbers about packs and ranks; without packs no rate."""
-        found = {
+        found: dict[str, float] = {
             "train/packs": self.packs,
             "train/packs_of_weight_0": self.fillers,
             "train/rollouts_cut": self.cut,
             "train/tokens_cut": self.cut_tokens,
         }
-        rates: dict[str, float] = {}
         if self.packs:
-            rates = {
+            found |= {
                 "train/packing_efficiency": self.tokens / (self.packs * self.max_tokens),
                 "train/rollouts_per_pack": self.rollouts / self.packs,
                 "train/rank_imbalance": self.imbalance,
             }
-        return {**found, **rates}
+        return found
 
 
 def pack(
@@ -192,7 +191,11 @@ def pack(
     kept = np.flatnonzero(selection.keep)
     longer = kept[full[kept] > most]
     if longer.size and too_long == "error":
-        raise _too_long(selection, int(longer[0]), full, most)
+        row = int(longer[0])
+        raise InvalidValue(
+            f"rollout {selection.rollout_ids[row]!r} has {full[row]} tokens, more than max_tokens, "
+            f"{most}: raise it, filter long rollouts, or pass too_long='cut'"
+        )
     costs = lengths.astype(np.float64)
     if balance == "flops":
         costs += costs * costs / whole("quadratic_at", quadratic_at, 1)
@@ -212,32 +215,16 @@ def pack(
     )
 
 
-def _too_long(selection: Selection, row: int, lengths: Ints, most: int) -> InvalidValue:
-    return InvalidValue(
-        f"rollout {selection.rollout_ids[row]!r} has {lengths[row]} tokens, more than max_tokens, "
-        f"{most}: raise it, filter long rollouts, or pass too_long='cut'"
-    )
-
-
 @dataclass(frozen=True)
 class _Places:
-    """Which rollouts go where: rank after rank, and pack after pack.
+    """Which rollouts go where: rank after rank, and pack after pack."""
 
-    Attributes:
-        rows: The rollouts in the order of their packs.
-        lengths: Their tokens.
-        ranks: The rank of each.
-        packs: The pack of each in its rank.
-        packs_of: How many packs each rank has.
-        loads: The load of each rank.
-    """
-
-    rows: Ints
-    lengths: Ints
-    ranks: Ints
-    packs: Ints
-    packs_of: Ints
-    loads: Floats
+    rows: Ints  # the rollouts in the order of their packs
+    lengths: Ints  # their tokens
+    ranks: Ints  # the rank of each
+    packs: Ints  # the pack of each in its rank
+    packs_of: Ints  # how many packs each rank has
+    loads: Floats  # the load of each rank
 
 
 def _placed(kept: Ints, lengths: Ints, costs: Floats, ranks: int, most: int) -> _Places:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 from recollect.base.arguments import one_of, whole
@@ -20,13 +21,13 @@ from recollect.rollouts.group import Group
 from recollect.rollouts.takes import checked_sizes
 from recollect.rollouts.train_groups import ANY, GroupSource
 from recollect.training.advantages import Advantage, rule_of
-from recollect.training.filters import Filter
+from recollect.training.filters import Filter, checked_filters
 from recollect.training.metrics import Window, stored
 from recollect.training.packing import Packing
 from recollect.training.sinks import Sink
 from recollect.training.sources import Mode, Queue
 from recollect.training.step_maker import StepMaker
-from recollect.training.train_step import JOINS, RankBatch, Reports, Step, check_saved
+from recollect.training.train_step import JOINS, RankBatch, Reports, Step
 
 SHORT = ("refill", "allow")
 REMEMBERED = 8  # confirmed steps for which reports may still come
@@ -123,11 +124,7 @@ class DataPreparation:
         if not isinstance(self.mode, Mode):
             raise InvalidValue(f"mode: expected Queue() or Replay(...), got {shown(mode)}")
         self.mode.check(self.buffer)
-        rule = rule_of(advantages)
-        rules = tuple(filters)
-        for each in rules:
-            if not isinstance(each, Filter):
-                raise InvalidValue(f"filters: expected rules such as NoSpread(), got {shown(each)}")
+        rule, rules = rule_of(advantages), checked_filters(filters)
         packing = Packing() if pack is None else pack
         packing = packing if isinstance(packing, Packing) else Packing(packing)
         kernels.load_packing()  # now, and not while a train step waits
@@ -153,7 +150,6 @@ class DataPreparation:
         self._asked: dict[int, float] = {}
         self._window_began = time.monotonic()
         self._closed = False
-        self._blocking: BlockingPreparation | None = None
 
     @classmethod
     def from_config(cls, config: Any) -> DataPreparation:
@@ -170,14 +166,11 @@ class DataPreparation:
 
         return make_from_source(DataPreparation, config, PREPARATION)
 
-    @property
+    @cached_property
     def sync(self) -> BlockingPreparation:
         """The same calls, blocking, for threads and for programs without an event loop."""
-        if self._blocking is None:
-            self._blocking = BlockingPreparation(self)
-        return self._blocking
+        return BlockingPreparation(self)
 
-    # -- coming ---------------------------------------------------------------------------------
     async def put(self, group: Group, *, version: int | None = None) -> int | None:
         """Store a group in the buffer and count what was generated; returns its key."""
         self._enter()
@@ -186,7 +179,6 @@ class DataPreparation:
         self.window.add(group, time.monotonic() - began)
         return key
 
-    # -- going ----------------------------------------------------------------------------------
     async def get(self, rank: int, step: int) -> RankBatch:
         """Wait until a step is prepared; what a rank trains on. Asking again gives the same.
 
@@ -205,7 +197,8 @@ class DataPreparation:
         while step not in self._steps:
             self._check_open(step)
             self._prepare_up_to(step)
-            await self._change()
+            assert self._news is not None
+            await self._news.wait()
             if step not in self._steps and self._failure is not None:
                 raise self._failure
         found = self._steps[step]
@@ -308,10 +301,6 @@ class DataPreparation:
             self._failure = None
             self._task = asyncio.get_running_loop().create_task(self._prepare())
 
-    async def _change(self) -> None:
-        assert self._news is not None
-        await self._news.wait()
-
     def _tell(self) -> None:
         if self._news is not None:
             self._news.set()
@@ -378,13 +367,14 @@ class DataPreparation:
         confirmed anew. Returns how many groups of prepared steps are not there any more.
         """
         self._enter()
-        steps = check_saved(saved)
+        if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
+            raise InvalidValue("restore: expected what state() returned")
         if self._steps or self._next > self._first:
             raise InvalidValue("restore: this preparation has begun; restore a new one")
         if not len(self.buffer):
             self.buffer.restore(saved["source"])
         lost = 0
-        for one in steps:
+        for one in saved["steps"]:
             made = await self._maker.make_again(one)
             self._keep(made)
             lost += len(one["keys"]) - made.keys.size

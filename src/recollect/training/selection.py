@@ -361,9 +361,8 @@ def _batch_of(groups: Sequence[Group]) -> Batch:
     columns["rollout_id"] = Ragged.from_list([r.rollout_id for r in rollouts], dtype=str)
     columns["segment"] = np.array([rollout.segment for rollout in rollouts], np.int32)
     columns["status"] = np.array([rollout.status.code for rollout in rollouts], np.int8)
-    tasks = np.array([group.task for group in groups], object)
     arrays = {
-        "task": tasks,
+        "task": np.array([group.task for group in groups], object),
         "times_sampled": np.array([group.times_used for group in groups], np.int64),
         "deliveries": np.array([group.deliveries for group in groups], np.int64),
         "row_offsets": offsets_of([len(group) for group in groups]),

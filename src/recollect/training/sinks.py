@@ -18,11 +18,9 @@ class Sink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics of a step; families that it does not have stay as they were."""
-        ...
 
     def close(self) -> None:
         """Nothing comes any more."""
-        ...
 
 
 class DictSink:

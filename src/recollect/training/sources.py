@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
+from recollect.base.arrays import Keys
 from recollect.base.leases import LeaseLike
 from recollect.errors import InvalidValue, shown
 from recollect.rollouts.buffer import RolloutBuffer
@@ -21,26 +21,16 @@ from recollect.rollouts.train_groups import GroupSource, ReplayRule
 from recollect.rules.selectors import Selector
 from recollect.training.selection import Floats, Ints, Selection, join, select
 
-Keys = NDArray[np.uint64]
-
 
 @dataclass(frozen=True)
 class DrawnGroups:
-    """Groups for a train step.
+    """Groups for a train step."""
 
-    Attributes:
-        selection: Their rollouts.
-        keys: The key of each group.
-        uses: How often each has been used, this time included.
-        weights: The importance weight of each, as the sampler says.
-        leases: What they are under; some may be under none.
-    """
-
-    selection: Selection
+    selection: Selection  # their rollouts
     keys: Keys
-    uses: Ints
-    weights: Floats
-    leases: tuple[LeaseLike, ...]
+    uses: Ints  # how often each has been used, this time included
+    weights: Floats  # the importance weight of each, as the sampler says
+    leases: tuple[LeaseLike, ...]  # what they are under; some may be under none
 
 
 def drawn_of(groups: Groups, uses: Ints, weights: Floats) -> DrawnGroups:

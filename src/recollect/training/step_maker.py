@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,16 +122,11 @@ class StepMaker:
 
 def _added_up(selection: Selection, parts: Sequence[Filtered]) -> Filtered:
     """What filters did to all draws of a step."""
-    whole_ = Filtered(selection)
-    for part in parts:
-        for mine, theirs in (
-            (whole_.dropped, part.dropped),
-            (whole_.masked, part.masked),
-            (whole_.groups, part.groups),
-        ):
-            for reason, count in theirs.items():
-                mine[reason] = mine.get(reason, 0) + count
-    return whole_
+
+    def total(name: str) -> dict[str, int]:
+        return dict(sum((Counter(getattr(part, name)) for part in parts), Counter()))
+
+    return Filtered(selection, total("dropped"), total("masked"), total("groups"))
 
 
 def _kept(drawn: DrawnGroups) -> DrawnGroups:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from recollect.base.arrays import Keys
 from recollect.errors import InvalidValue, shown
 from recollect.training.packing import Pack, Packed
 from recollect.training.selection import Selection
-from recollect.training.sources import DrawnGroups, Keys
+from recollect.training.sources import DrawnGroups
 
 JOINS = ("mean", "max")
 
@@ -56,15 +57,8 @@ class Step:
     def batch(self, rank: int) -> RankBatch:
         packs = self.packed.ranks[rank]
         ids = tuple(rollout for one in packs for rollout in one.rollout_ids)
-        return RankBatch(
-            self.step,
-            rank,
-            packs,
-            self.packed.trainable_tokens,
-            self.keys,
-            ids,
-            dict(self.metrics),
-        )
+        tokens = self.packed.trainable_tokens
+        return RankBatch(self.step, rank, packs, tokens, self.keys, ids, dict(self.metrics))
 
     def state(self, leased: Keys) -> dict[str, Any]:
         """As JSON: groups by key, and who has confirmed."""
@@ -126,10 +120,3 @@ class Reports:
         places = sorted(groups)
         join = max if how == "max" else (lambda values: sum(values) / len(values))
         return self.keys[places], np.array([join(groups[place]) for place in places])
-
-
-def check_saved(saved: Any) -> list[Mapping[str, Any]]:
-    """The steps of a saved state."""
-    if not isinstance(saved, Mapping) or saved.get("format") != 1:
-        raise InvalidValue("restore: expected what state() returned")
-    return list(saved["steps"])

@@ -11,13 +11,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array
 from recollect.data.batch import Batch
 from recollect.storage.buffers import BufferPool
 from recollect.storage.row_reader import Reader
-
-Array = NDArray[Any]
 
 CHUNK = 32 << 20  # bytes that are read together, about: memory of one size is used again
 MEMORY = BufferPool(64 << 20)

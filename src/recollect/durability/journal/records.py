@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Keys
 from recollect.data.arrow import ArrowBatch, bytes_array, numbers_array, record_batch
 from recollect.data.batch import Batch
 from recollect.data.columns import Columns
@@ -26,9 +27,6 @@ from recollect.durability.format import read_record, stream_pieces
 from recollect.durability.journal.log import Sections
 from recollect.durability.journal.payload import Payload, read_all
 from recollect.errors import JournalError, SnapshotError
-
-Array = NDArray[Any]
-Keys = NDArray[np.uint64]
 
 NO_KEYS = np.zeros(0, np.uint64)
 NO_VALUES = np.zeros(0, np.float64)

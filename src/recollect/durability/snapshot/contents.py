@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.durability.snapshot.manifest import MANIFEST, find_snapshots
 from recollect.durability.snapshot.reader import Snapshot, open_snapshot
 from recollect.errors import SnapshotError
@@ -19,9 +20,6 @@ from recollect.kernels.layout import COUNTER_MASK
 from recollect.rules.query import FieldValues, Query, as_query, bind, mask
 from recollect.storage.fields import ABSENT_INT
 from recollect.storage.memory.saved_items import Saved
-
-Array = NDArray[Any]
-Ints = NDArray[np.int64]
 
 DEPTH = 2  # folders below a path in which snapshots are looked for: steps, and their shards
 CHUNK = 4096  # items whose rows are compared together

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.durability.snapshot.plain_arrays import OnDisk
 from recollect.durability.snapshot.segments import Ref
 from recollect.kernels import layout
@@ -22,9 +23,7 @@ from recollect.storage.memory.capture import Capture
 from recollect.storage.memory.saved_items import absent_value
 from recollect.storage.memory.slot_runs import rises
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Array = NDArray[Any]
 
 SHARE = 64  # a segment has about one in so many bytes of the payload
 SMALLEST = 256 << 10  # bytes of a segment at least

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
+from recollect.base.arrays import Array, Ints
 
 BLOCK = 1 << 13  # values
 TURN = 16  # one in so many blocks is written again at each save, once the patch is large

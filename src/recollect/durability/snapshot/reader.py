@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.data.batch import Batch
 from recollect.durability.files import LOCAL, Files, digest, digests
 from recollect.durability.progress_bar import bar
@@ -24,8 +24,6 @@ from recollect.durability.snapshot.saved_table import SavedTable
 from recollect.durability.snapshot.segments import Segments
 from recollect.errors import SnapshotError
 from recollect.storage.memory.saved_items import Saved
-
-Ints = NDArray[np.int64]
 
 
 class Snapshot:

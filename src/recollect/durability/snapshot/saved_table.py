@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.arrow import ArrowBatch, numbers_array, numbers_of
 from recollect.data.batch import Batch
 from recollect.durability.snapshot.plain_arrays import put_together, summed
@@ -22,9 +23,7 @@ from recollect.kernels.layout import COUNTER_MASK
 from recollect.storage.memory.restoration import Pieces
 from recollect.storage.memory.saved_items import Saved, absent_value
 
-Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Array = NDArray[Any]
 
 CHUNK = 1 << 16  # rows that are read together where places are given
 

@@ -14,14 +14,13 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array
 from recollect.data.arrow import array_numbers, bytes_array, numbers_array
 from recollect.durability.files import LOCAL, Files, Syncing, Written
 from recollect.durability.snapshot.plain_arrays import differences, summed
 from recollect.errors import SnapshotError
 
-Array = NDArray[Any]
 Ref = list[Any]  # [file, record batch], or [file, record batch, first value]
 
 VALUES = ("uint8", "int8", "int32", "int64", "uint64", "float64")

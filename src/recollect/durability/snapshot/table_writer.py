@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.arrow import bytes_array
 from recollect.durability.files import Files, Syncing
 from recollect.durability.snapshot.ledger import (
@@ -40,9 +40,6 @@ from recollect.storage.buffers import BufferPool
 from recollect.storage.memory.capture import Capture
 from recollect.storage.memory.saved_items import RECORDED, absent_value
 from recollect.storage.memory.slot_runs import SlotRuns
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 Settle = Callable[[str, int], Ledger]
 

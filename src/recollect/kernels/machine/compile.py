@@ -56,19 +56,18 @@ def _spelled(signature: str) -> str:
 
 
 def kernel(
-    signature: str, *, nogil: bool | None = None, indexes: bool = False
+    signature: str, *, nogil: bool = False, indexes: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for one signature; one that leads through the `indexes` says so.
 
-    Kernels that copy rows run without the GIL. Those that run under a table's lock keep it:
+    Kernels that copy many rows run without the GIL. Those that run under a table's lock keep it:
     releasing it there would let every other thread in before the lock is free. Divisions are
     those of NumPy: a check for zero in each would keep loops from becoming vector code.
     """
 
     def mark(function: Callable[..., Any]) -> Any:
         module = function.__module__
-        release = module.endswith(".rows") if nogil is None else nogil
-        dispatcher = numba.njit(cache=_cached, nogil=release, error_model="numpy")(function)
+        dispatcher = numba.njit(cache=_cached, nogil=nogil, error_model="numpy")(function)
         kind = ROWS if module.endswith((".rows", ".shared_copy")) else OTHERS
         kind = INDEXES if indexes else kind
         _marked.append((kind, _with_one_signature(dispatcher, signature)))
@@ -122,7 +121,7 @@ def _with_one_signature(
 @contextlib.contextmanager
 def _optimizing_little() -> Iterator[None]:
     settings: Any = numba.config
-    with global_compiler_lock:  # what other threads compile is none of our business
+    with global_compiler_lock:  # other threads compile with their own settings
         before = settings.OPT
         settings.OPT = type(before)(min(before, 1))
         try:
@@ -146,8 +145,8 @@ def cache_folder() -> Path:
 
 
 def _whose_code() -> str:
-    """What Numba looks at, beside sources, before it takes code from its cache: for another place,
-    interpreter or processor it compiles anew.
+    """A hash of what Numba compares, beside sources, before it takes code from its cache: place,
+    interpreter and processor. If one of them differs, it compiles again.
     """
     here = [str(KERNELS), sys.version, llvmlite.binding.get_host_cpu_name()]
     here += [str(source.stat().st_mtime_ns) for source in _sources()]
@@ -158,12 +157,18 @@ def _sources() -> list[Path]:
     return sorted(KERNELS.rglob("*.py"))
 
 
-def compiled(family: str, modules: Callable[[], Any]) -> Any:
+def compiled(family: str, modules: Callable[[], SimpleNamespace]) -> SimpleNamespace:
     """Import a family of kernels and compile it, or read it from the cache.
 
-    One process at a time does so, and says a word if it is slow. A family that was compiled
-    whole leaves a mark: then a slow disk is no reason to speak of compiling.
+    One process at a time does so, and tells the user if it is slow. A family that was compiled
+    whole leaves a mark, so that nobody is told of compiling when only the disk is slow.
     """
+    settings: Any = numba.config
+    if settings.DISABLE_JIT:
+        raise RuntimeError(
+            "Recollect's kernels read memory by address and can't run as Python code: unset "
+            "NUMBA_DISABLE_JIT"
+        )
     folder = _writable_folder()
     with contextlib.ExitStack() as stack:
         if folder is not None:
@@ -189,13 +194,18 @@ def compiled(family: str, modules: Callable[[], Any]) -> Any:
 
 
 def entry_point(found: Any) -> Any:
-    """A kernel's compiled code, to be called as it is; for a module, that of its kernels.
+    """A kernel's compiled code, to be called as it is; for a module, those of its kernels.
 
     Numba would find out at every call what it was given, and which code that needs. A kernel has
     one signature, and the engine makes the arrays that it takes: nobody else calls it.
     """
     if isinstance(found, ModuleType):
-        kernels = {name: one for name, one in vars(found).items() if _is_kernel(one)}
+        inside = f"{found.__name__}."
+        kernels = {
+            name: one
+            for name, one in vars(found).items()
+            if _is_kernel(one) and f"{one.__module__}.".startswith(inside)
+        }
         return SimpleNamespace(**{name: entry_point(one) for name, one in kernels.items()})
     if not _is_kernel(found):
         return found
@@ -269,7 +279,7 @@ def _a_helper(family: str, folder: Path) -> Iterator[Callable[[], None] | None]:
 _HELP = "import sys; from recollect.kernels.load import help_with; help_with(*sys.argv[1:])"
 
 
-def compile_as_helper(modules: Callable[[], Any], folder: str, claims: str) -> None:
+def compile_as_helper(modules: Callable[[], SimpleNamespace], folder: str, claims: str) -> None:
     """What the second process does."""
     with _cache_in(Path(folder)):
         modules()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from recollect.kernels.machine.compile import inner
-from recollect.kernels.machine.memory import bits_of, float_of
+from recollect.kernels.machine.vectors import bits_of, float_of
 
 SMALLEST = 1e-300
 ROOT = 1.4142135623730951

@@ -38,22 +38,18 @@ class Generator(Protocol):
 
         It may be cancelled: whatever runs elsewhere on its behalf is to be ended then.
         """
-        ...
 
     async def pause(self) -> None:
         """Ask every running `generate` to return soon, aborted where it must. May be repeated.
 
         Returns when that was asked for, not when they have returned.
         """
-        ...
 
     async def continue_(self, version: int) -> None:
         """After a pause, or at first: `generate` works again, with the weights of this version."""
-        ...
 
     async def set_version(self, version: int) -> None:
         """New weights while generations run: nothing is aborted."""
-        ...
 
 
 def to_generate(group: Group) -> list[Rollout]:

@@ -1,13 +1,14 @@
 """The completions protocol of OpenAI, streamed: a request in, pieces of a response out.
 
 What vLLM and SGLang add is used where it is there: `prompt` as token ids, and `return_token_ids`,
-so that no token is guessed from text. Nothing here knows rollouts, retries or weights.
+so that no token is guessed from text. Nothing here knows rollouts or weights.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -34,6 +35,47 @@ class Unacceptable(Exception):
     """The server refuses this request, and would refuse it again; others may be fine."""
 
 
+@dataclass(frozen=True)
+class Retries:
+    """Wait, twice as long each time, and try again.
+
+    Tries are counted from the last token that came: a request that was cut off after some tokens
+    goes on from them and may fail as often again.
+
+    >>> from recollect.production import Retries
+    >>> [Retries(first=1.0, most=5.0).pause(failures) for failures in (1, 2, 3, 4)]
+    [1.0, 2.0, 4.0, 5.0]
+
+    Args:
+        attempts: How often a request is sent in all, before its rollout is FAILED.
+        first: Seconds before the second attempt.
+        most: The longest pause, in seconds. A server's `Retry-After` is followed up to here.
+        jitter: A pause is lengthened by a random share of itself, up to this one, so that requests
+            that failed together do not come again together.
+    """
+
+    attempts: int = 6
+    first: float = 0.5
+    most: float = 30.0
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.attempts, bool) or self.attempts != int(self.attempts):
+            raise InvalidValue(f"attempts: expected a whole number, got {self.attempts!r}")
+        if self.attempts < 1:
+            raise InvalidValue(f"attempts: expected at least 1, got {self.attempts!r}")
+        for name in ("first", "most", "jitter"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InvalidValue(f"{name}: expected 0 or more, got {getattr(self, name)!r}")
+
+    def pause(self, failures: int, asked: float | None = None) -> float:
+        """Seconds to wait after so many failures, or as long as the server asked for."""
+        pause = min(self.most, self.first * 2.0 ** (failures - 1))
+        if asked is not None:
+            pause = min(self.most, max(pause, asked))
+        return pause * (1 + random.uniform(0, self.jitter)) if self.jitter else pause
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some tokens of a response, as they arrive."""
@@ -46,41 +88,28 @@ class Piece:
     version: int | None
 
 
+@dataclass(eq=False)
 class Endpoint:
     """One server. `async with endpoint.stream(body) as pieces: async for piece in pieces`.
 
     Leaving the block before the end closes the connection, and with it the engine drops the
-    request: that is how vLLM and SGLang are told to abort one.
-
-    Args:
-        url: With or without `/v1` at its end.
-        headers: Sent with each request.
-        connect_timeout: Seconds until there is a connection.
-        silence: Seconds without a byte after which a request counts as hanging; None: any.
-        token_of: The id of a token, from its text, for servers that give no ids.
-        version_of: The weights that made a chunk, None where it doesn't say.
+    request: that is how vLLM and SGLang are told to abort one. `OpenAIGenerator` says what its
+    arguments are.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        headers: Mapping[str, str],
-        connect_timeout: float,
-        silence: float | None,
-        token_of: Callable[[str], int] | None,
-        version_of: Callable[[Mapping[str, Any]], int | None],
-    ) -> None:
-        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+    url: str
+    headers: Mapping[str, str]
+    connect_timeout: float
+    silence: float | None
+    token_of: Callable[[str], int] | None
+    version_of: Callable[[Mapping[str, Any]], int | None]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise InvalidValue(
-                f"url: expected one such as http://localhost:8000/v1, got {shown(url)}"
+                f"url: expected one such as http://localhost:8000/v1, got {shown(self.url)}"
             )
-        self.root = url.rstrip("/").removesuffix("/v1")
-        self._headers = dict(headers)
-        self._connect_timeout = connect_timeout
-        self._silence = silence
-        self._token_of = token_of
-        self._version_of = version_of
+        self.root = self.url.rstrip("/").removesuffix("/v1")
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that the session is in
 
@@ -100,12 +129,12 @@ class Endpoint:
             self._loop = loop
             http = optional("aiohttp", "openai")
             timeout = http.ClientTimeout(
-                total=None, sock_connect=self._connect_timeout, sock_read=self._silence
+                total=None, sock_connect=self.connect_timeout, sock_read=self.silence
             )
             # Connections are limited by the generator, which knows who waits for one.
             connector = http.TCPConnector(limit=0)
             self._session = http.ClientSession(
-                connector=connector, timeout=timeout, headers=self._headers
+                connector=connector, timeout=timeout, headers=self.headers
             )
         session = self._session
         assert session is not None
@@ -132,7 +161,7 @@ class Endpoint:
         """Send a request; raises `Unavailable`, `Unacceptable` or `GenerationError`."""
         http = optional("aiohttp", "openai")
         asked = {**body, "stream": True}
-        if self._token_of is None:  # servers that know no such fields may refuse them
+        if self.token_of is None:  # servers that know no such fields may refuse them
             asked |= {"return_token_ids": True, "return_tokens_as_token_ids": True}
         url = f"{self.root}/v1/completions"
         try:
@@ -188,14 +217,8 @@ class Endpoint:
                     "each token was asked for with its own; sampling={'logprobs': None} goes "
                     "without them"
                 )
-        return Piece(
-            tokens,
-            logprobs,
-            text,
-            choice.get("finish_reason"),
-            choice.get("prompt_token_ids"),
-            self._version_of(event),
-        )
+        finish, prompt = choice.get("finish_reason"), choice.get("prompt_token_ids")
+        return Piece(tokens, logprobs, text, finish, prompt, self.version_of(event))
 
     def _tokens(
         self, url: str, ids: list[int] | None, names: list[str] | None, text: str
@@ -203,13 +226,13 @@ class Endpoint:
         """The ids of a chunk's tokens, in the best form that the server gives."""
         if ids is not None:
             return ids
-        if self._token_of is not None:
+        if self.token_of is not None:
             if names is None and text:
                 raise GenerationError(
                     f"{url}: a chunk has text and no list of its tokens, so that token_of has "
                     "nothing to map; ask for logprobs"
                 )
-            return [self._token_of(name) for name in names or ()]
+            return [self.token_of(name) for name in names or ()]
         if names is not None and all(name.startswith(PREFIX) for name in names):
             return [int(name.removeprefix(PREFIX)) for name in names]
         if not text and not names:

@@ -94,11 +94,7 @@ class FunctionGenerator:
                 _take_over(rollout, result)
 
         async def all_members(group: Group) -> None:
-            members = to_generate(group)
-            if len(members) == 1:
-                await one(group, members[0])
-            else:
-                await together([one(group, rollout) for rollout in members])
+            await together([one(group, rollout) for rollout in to_generate(group)])
 
         return cls(all_members, on_pause=on_pause, version=version)
 

@@ -60,7 +60,10 @@ def grow(
     """Append what was generated: tokens, a logprob and a version for each, and their text."""
     before = rollout.num_tokens
     old = rollout.versions
-    known = np.full(before, _first_version(rollout, versions), np.int32)
+    first = rollout.dispatch_version
+    if first is None:
+        first = versions[0] if len(versions) else 0
+    known = np.full(before, first, np.int32)
     if old is not None:
         known[: len(old)] = old
     rollout.versions = np.concatenate([known, np.asarray(versions, np.int32)])
@@ -80,11 +83,8 @@ def grow(
 def stamp(rollout: Rollout, begun: int, version: int, now: int) -> None:
     """Give tokens without a version the one they were dispatched with, and say so if in doubt.
 
-    Args:
-        rollout: What a function or an actor generated.
-        begun: Tokens that it had before; those keep what they have.
-        version: The weights when this part was dispatched.
-        now: The weights when it ended. Where they differ, later tokens may be of either.
+    The first `begun` tokens were there before, and keep what they have. Where the weights of `now`
+    are others than those of the dispatch, later tokens may be of either.
     """
     tokens = rollout.num_tokens
     known = 0 if rollout.versions is None else len(rollout.versions)
@@ -105,24 +105,6 @@ def doubt(rollout: Rollout) -> None:
     rollout.extras[UNSURE] = "dispatch"
 
 
-def text_of(rollout: Rollout) -> str:
-    """The text of a response, as its last turn has it.
-
-    >>> import recollect as rc
-    >>> from recollect.production.generators.life_cycle import text_of
-    >>> text_of(rc.Rollout(turns=[{"role": "assistant", "content": "It is 4."}]))
-    'It is 4.'
-    """
-    last = rollout.turns[-1] if rollout.turns else None
-    return str(last["content"]) if last and last.get("role") == "assistant" else ""
-
-
-def _first_version(rollout: Rollout, versions: Sequence[int]) -> int:
-    if rollout.dispatch_version is not None:
-        return rollout.dispatch_version
-    return versions[0] if len(versions) else 0
-
-
 def _say(rollout: Rollout, text: str) -> None:
     turns = list(rollout.turns or [])
     if turns and turns[-1].get("role") == "assistant":
@@ -134,6 +116,9 @@ def _say(rollout: Rollout, text: str) -> None:
 
 async def together(members: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run the members of a group side by side; one that raises ends the others, and is raised."""
+    if len(members) == 1:
+        await members[0]
+        return
     tasks = [asyncio.ensure_future(member) for member in members]
     try:
         await asyncio.gather(*tasks)

@@ -20,12 +20,12 @@ from recollect.production.generators.base import to_generate
 from recollect.production.generators.completions import (
     Endpoint,
     Piece,
+    Retries,
     Unacceptable,
     Unavailable,
     reported_version,
 )
 from recollect.production.generators.life_cycle import abort, begin, doubt, fail, grow, together
-from recollect.production.generators.retries import Retries
 from recollect.rollouts.group import Group
 from recollect.rollouts.rollout import Rollout
 from recollect.rollouts.values import tokens_of
@@ -201,10 +201,7 @@ class OpenAIGenerator:
                 breaks them off; else they start, and end, at their prompt.
         """
         members = [_Member(self, group, rollout, keep_partial) for rollout in to_generate(group)]
-        if len(members) == 1:
-            await members[0].run()
-        elif members:
-            await together([member.run() for member in members])
+        await together([member.run() for member in members])
         return group
 
     def _fields(self, group: Group, rollout: Rollout) -> dict[str, Any]:
@@ -352,7 +349,8 @@ class _Member:
             _set_prompt(self._group, tokens_of("prompt_token_ids", piece.prompt_ids))
         if not piece.tokens:
             return
-        if not self._knows_prompt():
+        own = self._rollout.prompt_ids
+        if not len(self._group.prompt_ids) and (own is None or not len(own)):
             raise GenerationError(
                 f"{self._generator._endpoint.root}: it does not say which tokens the prompt has; "
                 "give prompt_ids, or tokenize= that makes them of a prompt"
@@ -369,10 +367,6 @@ class _Member:
         elif self._logprobs is not None:
             self._logprobs += piece.logprobs
         self._text.append(piece.text)
-
-    def _knows_prompt(self) -> bool:
-        own = self._rollout.prompt_ids
-        return bool(len(self._group.prompt_ids)) or (own is not None and bool(len(own)))
 
     def _forget(self) -> None:
         self._tokens, self._logprobs, self._versions, self._text = [], [], [], []

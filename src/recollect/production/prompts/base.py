@@ -23,26 +23,21 @@ class Prompts(Protocol):
         Raises `OutOfPrompts` where there is none left (a source with a limited number of epochs);
         after `give_back` there may be one again.
         """
-        ...
 
     def give_back(self, group: Group) -> None:
         """A prompt that was handed out and not trained: it comes again, with its `group_id`.
 
         What was generated is not kept: a source keeps `prompt_of(group)`.
         """
-        ...
 
     def exclude(self, group: Group) -> None:
         """Never again, in any epoch: for instance because it is solved."""
-        ...
 
     def state(self) -> Mapping[str, Any]:
         """All that decides what comes next, as JSON: position, epoch, given back, excluded."""
-        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        ...
 
 
 @runtime_checkable
@@ -55,11 +50,9 @@ class Indexed(Prompts, Protocol):
 
     def find(self, group_id: str) -> Group | None:
         """The prompt of an id that this source made, INIT, None where it did not make it."""
-        ...
 
     def withdraw(self, group_id: str) -> bool:
         """That group exists already: `next` does not hand it out again. False: not an id of it."""
-        ...
 
 
 def prompt_of(group: Group) -> Group:

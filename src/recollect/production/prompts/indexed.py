@@ -1,5 +1,7 @@
 """`IndexedPrompts`: what sources share whose rows have numbers. A source adds how a row is read.
 
+Those whose rows a program has already are here, too: `ListPrompts` and `HuggingFacePrompts`.
+
 The id of a group is `prefix-epoch-index`. The prefix is drawn once per run and saved, so an id is
 never used twice, and it says by itself where its prompt is found again: in a checkpoint, in a
 buffer, in a journal.
@@ -10,15 +12,16 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from recollect.base.arguments import whole
 from recollect.errors import InvalidValue, OutOfPrompts, SnapshotError, shown
 from recollect.production.prompts.base import prompt_of
-from recollect.production.prompts.epoch_order import order_of
 from recollect.production.prompts.saved import Saved, from_saved, reference, to_saved
 from recollect.production.prompts.source_rows import RowReader
 from recollect.rollouts.group import Group
@@ -209,3 +212,113 @@ class IndexedPrompts(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.describe()}, epoch {self._epoch})"
+
+
+class ListPrompts(IndexedPrompts):
+    """A list of prompts, drawn in an order by seed, epoch after epoch.
+
+    >>> from recollect.production import ListPrompts
+    >>> prompts = ListPrompts(["1 + 1 =", "2 + 2 ="], n=4, seed=None)
+    >>> group = prompts.next()
+    >>> group.prompt, len(group), group.status
+    ('1 + 1 =', 4, <Status.INIT: 'INIT'>)
+
+    Args:
+        rows: Texts, lists of tokens, lists of messages, or mappings with columns.
+        n: Rollouts of a group.
+        seed: Of the order; None keeps that of the list.
+        epochs: How many there are; None for no end.
+        columns: The names of columns, and a tokenizer: see `RowReader`.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        n: int = 1,
+        *,
+        seed: int | None = 0,
+        epochs: int | None = None,
+        **columns: Any,
+    ) -> None:
+        if isinstance(rows, str | bytes) or not isinstance(rows, Sequence):
+            raise InvalidValue(f"rows: expected a list of prompts, got {shown(rows)}")
+        self._rows = rows
+        super().__init__(len(rows), n, seed=seed, epochs=epochs, reading=RowReader(**columns))
+
+    def row(self, index: int) -> Any:
+        return self._rows[index]
+
+    def describe(self) -> str:
+        return f"the list of {len(self._rows)} prompts"
+
+
+class HuggingFacePrompts(IndexedPrompts):
+    """A Hugging Face dataset of prompts, drawn in an order by seed, epoch after epoch.
+
+    >>> from recollect.production import HuggingFacePrompts
+    >>> dataset = [{"question": "1 + 1 =", "answer": 2}]  # or datasets.load_dataset(...)["train"]
+    >>> prompts = HuggingFacePrompts(dataset, n=4, prompt="question", ground_truth="answer")
+    >>> prompts.next().ground_truth
+    2
+
+    Args:
+        dataset: A dataset with a length, whose rows are found by number. Of one that can only be
+            read in order, make such a one first.
+        n: Rollouts of a group.
+        seed: Of the order; None keeps that of the dataset.
+        epochs: How many there are; None for no end.
+        columns: The names of columns, and a tokenizer: see `RowReader`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        n: int = 1,
+        *,
+        seed: int | None = 0,
+        epochs: int | None = None,
+        **columns: Any,
+    ) -> None:
+        if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+            raise InvalidValue(
+                "dataset: expected one with a length and rows by number, got "
+                f"{shown(type(dataset).__name__)}; a stream can be drawn from only once, so "
+                "download it, or take a part of it"
+            )
+        if hasattr(dataset, "keys"):
+            raise InvalidValue(
+                "dataset: expected one split, got several; choose one, such as dataset['train']"
+            )
+        self._dataset = dataset
+        super().__init__(len(dataset), n, seed=seed, epochs=epochs, reading=RowReader(**columns))
+
+    def row(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def describe(self) -> str:
+        return f"the dataset of {len(self._dataset)} prompts"
+
+
+def order_of(count: int, seed: int | None, epoch: int) -> NDArray[np.int64]:
+    """The indices of an epoch in the order in which they come; without a seed as they are.
+
+    It has to be the same when a run is resumed years later, so it is made of integer arithmetic and
+    a stable sort: the streams of NumPy's generators may change between versions.
+
+    >>> from recollect.production.prompts.indexed import order_of
+    >>> order_of(5, 7, 0).tolist(), order_of(5, 7, 1).tolist(), order_of(5, None, 1).tolist()
+    ([3, 2, 0, 1, 4], [4, 2, 3, 1, 0], [0, 1, 2, 3, 4])
+    """
+    if seed is None:
+        return np.arange(count, dtype=np.int64)
+    key = _mixed(np.array([seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
+    key = _mixed(key + np.uint64(epoch & 0xFFFFFFFFFFFFFFFF))
+    return np.argsort(_mixed(np.arange(count, dtype=np.uint64) ^ key), kind="stable")
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of SplitMix64: one-to-one, and every bit depends on every bit."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

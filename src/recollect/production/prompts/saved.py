@@ -23,9 +23,10 @@ def reference(group_id: str, attempt: int) -> Saved:
 def to_saved(group: Group) -> Saved:
     """A prompt as a whole; what was generated is left out."""
     prompt = prompt_of(group)
+    shared = prompt.prompt_ids
     return {
         "id": prompt.group_id,
-        "prompt_ids": prompt.prompt_ids.tolist(),
+        "prompt_ids": shared.tolist(),
         "prompt": prompt.prompt,
         "ground_truth": prompt.ground_truth,
         "extras": prompt.extras,
@@ -34,21 +35,14 @@ def to_saved(group: Group) -> Saved:
             {
                 "id": rollout.rollout_id,
                 "attempt": rollout.attempt,
-                "prompt_ids": _own_tokens(rollout, prompt),
+                "prompt_ids": None if own is None or np.array_equal(own, shared) else own.tolist(),
                 "extras": rollout.extras,
                 "blobs": _blobs_to(rollout.blobs),
             }
             for rollout in prompt
+            for own in [rollout.prompt_ids]
         ],
     }
-
-
-def _own_tokens(rollout: Rollout, prompt: Group) -> list[int] | None:
-    own = rollout.prompt_ids
-    if own is None or np.array_equal(own, prompt.prompt_ids):
-        return None
-    tokens: list[int] = own.tolist()
-    return tokens
 
 
 def from_saved(saved: Mapping[str, Any], prompts: Prompts, task: str) -> Group | None:

@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.base.optional import optional
 from recollect.rules.natures import unexecutable
 from recollect.rules.selectors import Mixed, Ordered, Proportional, Selector, Uniform
 from recollect.storage.frame.items import ItemFrame
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 FAINTEST = -690.0  # the logarithm of the least weight beside the largest: above 0 in a float64
 NONE: Ints = np.zeros(0, np.int64)

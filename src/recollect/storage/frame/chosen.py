@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Keys
 from recollect.data.batch import Batch
 from recollect.data.info import Info
-from recollect.storage.base import Keys
 from recollect.storage.buffers import Allocate
 from recollect.storage.row_reader import Reader
-
-Array = NDArray[Any]
 
 
 class FrameChosen:

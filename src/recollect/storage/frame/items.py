@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.base.optional import optional
 from recollect.rules.query import FieldType, FieldValues, Query, mask
 from recollect.storage.fields import BUILT_IN, DTYPES, FieldValue, Texts, absent_of
@@ -25,9 +26,6 @@ from recollect.storage.fields import BUILT_IN, DTYPES, FieldValue, Texts, absent
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-Array = NDArray[Any]
 
 FEWEST = 256  # rows that a frame begins with
 GONE, VISIBLE, HIDDEN = 0, 1, 2  # what `state` says

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.storage.frame.items import GONE, ItemFrame
 from recollect.storage.partition_counts import Values, admitted
-
-Ints = NDArray[np.int64]
 
 
 class Members:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.base.optional import optional
 from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels.load import load
 from recollect.rules.selectors import Mixed, Selector
-from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
+from recollect.storage.base import Layout, NewItems, Where, unknown_keys
 from recollect.storage.buffers import BufferPool
 from recollect.storage.frame.choice import FrameDraw, FrameExecutor
 from recollect.storage.frame.chosen import FrameChosen
@@ -34,8 +35,6 @@ from recollect.storage.rows import RowStore
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 SEGMENTS = 8 << 20  # bytes of segments that are kept for reuse
 

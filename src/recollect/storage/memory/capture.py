@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.data.batch import Batch
 from recollect.kernels import layout
 from recollect.kernels.load import load
@@ -28,10 +29,6 @@ from recollect.storage.memory.items import WORDS
 from recollect.storage.memory.saved_items import FIXED, RECORDED, Saved, recorded
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.storage.row_reader import Reader
-
-Ints = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-Array = NDArray[Any]
 
 DIFFERING_PARTS = 8  # that two threads share
 

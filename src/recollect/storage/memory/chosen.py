@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Floats, Ints, Keys
 from recollect.data.batch import Batch
 from recollect.data.info import Info
 from recollect.kernels import layout
@@ -18,11 +18,6 @@ from recollect.storage.fields import FieldArray
 from recollect.storage.memory.items import Items
 from recollect.storage.row_reader import Gathering, Reader
 from recollect.storage.rows import RowStore
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Keys = NDArray[np.uint64]
-Array = NDArray[Any]
 
 # rows of what the kernel `choose` fills
 KEY, TIMES, LOCATION, SLOT, LEFT = 0, 1, 2, 3, 4

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.kernels import layout
 from recollect.rules.selectors import Linear, Mixed, Selector
 from recollect.storage.base import Where
@@ -27,9 +27,6 @@ from recollect.storage.memory.index_set import HIDE, SHOW, IndexSet, SelectorPla
 from recollect.storage.memory.items import Items
 from recollect.storage.memory.matcher import Matcher
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SAMPLE, TAKE, EVICT = 0, 1, 2  # verbs of the kernel `choose`
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Floats, Ints
 from recollect.kernels import layout
 from recollect.rules.natures import NATURES
 from recollect.rules.selectors import Fifo, Linear, Proportional, Selector, parts_of
@@ -20,10 +21,6 @@ from recollect.storage.fields import FieldValue
 from recollect.storage.memory.indexes import Index, IndexKind, IndexTable
 from recollect.storage.memory.items import Items
 from recollect.storage.partition_counts import Partitions
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Array = NDArray[Any]
 
 ADD, REMOVE, CHANGE, SHOW, HIDE, FILL = 1, 2, 3, 4, 5, 8  # verbs of the kernel `arrange`
 NORMALIZE = {None: 0, "batch": 1, "table": 2}

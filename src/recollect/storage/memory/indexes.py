@@ -12,15 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.kernels import layout
 from recollect.rules.natures import unexecutable
 from recollect.rules.selectors import Ordered, Proportional, Selector, Uniform
 from recollect.storage.buffers import aligned_zeros
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.schema import Rows
 from recollect.kernels import layout
 from recollect.storage.memory.index_set import ADD, CHANGE, HIDE, REMOVE, SHOW, IndexSet
 from recollect.storage.memory.items import Items
 from recollect.storage.memory.row_stores import RowStores
 from recollect.storage.row_segment import spread
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 
 class ItemChanges:

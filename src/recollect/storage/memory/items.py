@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.kernels import layout
 from recollect.rules.query import FieldType, FieldValues
 from recollect.storage.buffers import aligned_zeros
 from recollect.storage.fields import BUILT_IN, FieldArray, FieldValue
 from recollect.storage.memory.indexes import IndexedValue
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
-Keys = NDArray[np.uint64]
 
 FEWEST_SLOTS = 256
 WORDS = 4  # of a record

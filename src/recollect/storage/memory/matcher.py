@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.kernels import layout
 from recollect.rules.query import Query, mask
 from recollect.storage.base import Where
 from recollect.storage.memory.index_set import IndexSet
 from recollect.storage.memory.items import Items
-
-Ints = NDArray[np.int64]
 
 SCANNED, SHARE_SCANNED = 1024, 8  # a scan is as good where few items are beside those wanted
 

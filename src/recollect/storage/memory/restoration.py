@@ -7,8 +7,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.data.batch import Batch
 from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
@@ -24,9 +24,6 @@ from recollect.storage.memory.slot_runs import SlotRuns, rises
 from recollect.storage.memory.storage import MemoryStorage
 from recollect.storage.row_segment import Stretch, spread
 from recollect.storage.rows import RowStore
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 NO_INDEX = 1 << 60  # a dependency that no index has
 

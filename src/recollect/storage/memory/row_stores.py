@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.data.schema import Rows, Schema
 from recollect.kernels import layout
 from recollect.storage.buffers import BufferPool
 from recollect.storage.memory.items import Items
 from recollect.storage.rows import DEAD_SHARE, LARGEST, SLACK, RowStore
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 OUTPUTS = 12 << 20  # bytes of large outputs that are kept for reuse,
 OUTPUT_SHARE = 32  # and one in so many of the payload

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints, Keys
 from recollect.kernels import layout
 from recollect.storage.fields import ABSENT_INT
 from recollect.storage.memory.items import WORDS
-
-Ints = NDArray[np.int64]
-Keys = NDArray[np.uint64]
-Array = NDArray[Any]
 
 FIXED = {  # arrays by slot that not every table has, and that change only with an item's rows
     "rows": layout.A_ROWS,

@@ -11,15 +11,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Ints
 from recollect.kernels import layout
 from recollect.rules.selectors import Ordered
 from recollect.storage.fields import FieldArray
 from recollect.storage.memory.storage import MemoryStorage
-
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
 
 
 class DirectInserts:

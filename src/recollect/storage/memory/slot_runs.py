@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Array = NDArray[Any]
+from recollect.base.arrays import Array, Ints
 
 CHUNK = 1 << 15  # numbers that are looked at together
 FEW_RUNS = 64  # places in a run, on average, that make copying runs worth it

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints, Keys
 from recollect.data.rows_per_item import ONE_ROW
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue
 from recollect.kernels import layout
 from recollect.kernels.load import load
 from recollect.rules.selectors import Mixed, Selector, Smallest
-from recollect.storage.base import Keys, Layout, NewItems, Where, unknown_keys
+from recollect.storage.base import Layout, NewItems, Where, unknown_keys
 from recollect.storage.memory.chosen import LEFT, MemoryChosen, named
 from recollect.storage.memory.executor import EVICT, SAMPLE, TAKE, MemoryExecutor
 from recollect.storage.memory.index_set import CHANGE, HIDE, SHOW, IndexSet
@@ -28,10 +29,6 @@ from recollect.storage.memory.matcher import Matcher
 from recollect.storage.memory.row_stores import RowStores
 from recollect.storage.row_reader import Reader
 from recollect.storage.row_segment import stretches_of
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Array = NDArray[Any]
 
 NO_PARTITION = np.zeros(1, np.int32)
 LARGEST_CHUNK = 256  # items that `hide_up_to` looks at together

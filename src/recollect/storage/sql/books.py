@@ -10,16 +10,14 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Keys
 from recollect.base.leases import Held, Lease, not_held, number_of
 from recollect.base.requests import PER_PRODUCER, PRODUCERS, Request, too_old
 from recollect.storage.sql.escapes import from_text, to_text
 from recollect.storage.sql.statements import KEYED, Statements
 from recollect.storage.sql.tables import blobs, leases, requests
 from recollect.storage.sql.transactions import Transactions
-
-Keys = NDArray[np.uint64]
 
 LEASE_BITS = 52  # of an id, which is random: so JSON keeps it, and no two processes must agree
 AT_ONCE = 500  # blobs that a statement names

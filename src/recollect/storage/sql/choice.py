@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats, Ints
 from recollect.rules.query import fields_of
 from recollect.rules.selectors import Mixed, Ordered, Selector
 from recollect.storage.shares import Credits, dealt, importance_in, in_mixture, next_deal
@@ -17,8 +17,6 @@ from recollect.storage.sql.orders import order_by
 from recollect.storage.sql.random_draws import RandomDraws, SqlDraw, Weights, numbers
 from recollect.storage.sql.statements import KEYED, Statements, Wanted
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Rows = dict[int, Any]
 
 REMOVING = -1  # in the place of a limit: items leave, so how often they were sampled is no order

@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from recollect.base.arrays import Array, Keys
 from recollect.data.batch import Batch
 from recollect.data.info import Info
-from recollect.storage.base import Keys
 from recollect.storage.buffers import Allocate
 from recollect.storage.sql.escapes import from_text
 from recollect.storage.sql.item_bytes import Codec
-
-Array = NDArray[Any]
 
 
 class SqlChosen:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from recollect.storage.base import Keys
+from recollect.base.arrays import Keys
 from recollect.storage.sql.books import SqlLeases
 from recollect.storage.sql.statements import KEYED, MEASURED, Statements, Wanted
 from recollect.storage.sql.table_row import TableState

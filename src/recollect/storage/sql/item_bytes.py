@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints
 from recollect.data.arrow import Parts, arrow_array, decoded, taken_apart
 from recollect.data.column_data import ColumnData, Mask, cleared
 from recollect.data.dtypes import stored_type
@@ -22,8 +23,6 @@ from recollect.data.ragged import Ragged
 from recollect.data.schema import Column, Rows, Schema, row_payload
 from recollect.errors import SchemaError, StorageError
 from recollect.storage.buffers import Allocate
-
-Ints = NDArray[np.int64]
 
 LARGEST = 999_000_000  # bytes: what a cell of SQLite or PostgreSQL holds
 

@@ -26,11 +26,11 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Floats
 from recollect.rules.natures import unexecutable
 from recollect.rules.selectors import Proportional, Selector, Uniform
 from recollect.storage.sql.statements import Statements, Wanted
 
-Floats = NDArray[np.float64]
 Parameters = Mapping[str, Any]
 
 FAINTEST = -700.0  # the logarithm of the smallest weight, where the largest is 1

@@ -12,8 +12,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from recollect.base.arrays import Keys
 from recollect.rules.query import Query
-from recollect.storage.base import Keys
 from recollect.storage.sql.transactions import Transactions
 from recollect.storage.sql.where import condition
 

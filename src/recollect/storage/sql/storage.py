@@ -12,19 +12,11 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from recollect.base.arguments import time_span
+from recollect.base.arrays import Ints, Keys
 from recollect.data.schema import Rows, Schema
 from recollect.errors import InvalidValue, StorageError
 from recollect.rules.selectors import Mixed, Ordered, Selector, Smallest
-from recollect.storage.base import (
-    Chosen,
-    Contended,
-    Keys,
-    Layout,
-    NewItems,
-    Sharing,
-    Where,
-    unknown_keys,
-)
+from recollect.storage.base import Chosen, Contended, Layout, NewItems, Sharing, Where, unknown_keys
 from recollect.storage.sql import tables
 from recollect.storage.sql.books import SqlBlobs, SqlLeases, SqlRequests
 from recollect.storage.sql.choice import WHOLE, SqlExecutor
@@ -41,8 +33,6 @@ from recollect.storage.sql.statements import MEASURED, Statements, Wanted, numbe
 from recollect.storage.sql.table_row import TableState
 from recollect.storage.sql.transactions import Transactions
 from recollect.storage.sql.writes import ItemWrites
-
-Ints = NDArray[np.int64]
 
 CHUNK = 64  # items that are looked at together, where bytes decide how many must leave
 

@@ -9,16 +9,15 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
+from recollect.base.arrays import Ints, Keys
 from recollect.data.schema import Rows
 from recollect.rules.query import FieldType
-from recollect.storage.base import Keys, NewItems
+from recollect.storage.base import NewItems
 from recollect.storage.fields import FieldValue, absent_of
 from recollect.storage.sql.escapes import to_text
 from recollect.storage.sql.item_bytes import Codec, item_bytes
 from recollect.storage.sql.orders import SqlIndexes
 from recollect.storage.sql.statements import KEYED, MEASURED, Statements
-
-Ints = NDArray[np.int64]
 
 
 class ItemWrites:
