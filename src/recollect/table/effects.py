@@ -96,7 +96,7 @@ class Follower(Protocol):
         ...
 
 
-class Recorder(Follower, Protocol):
+class EffectRecorder(Follower, Protocol):
     """A follower that is told while what an effect is about is still there: the journal."""
 
     def record(self, effect: Effect) -> None:
@@ -122,7 +122,7 @@ class Effects:
     def __init__(self) -> None:
         self.number = 0
         self.followers: tuple[Follower, ...] = ()
-        self.journal: Recorder | None = None  # one of the followers
+        self.journal: EffectRecorder | None = None  # one of the followers
         self.readers = False  # whether another one may read what left
         self.queue: deque[Effect] = deque()  # what followers are still to be told
         self._delivering = False
