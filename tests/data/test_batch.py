@@ -116,7 +116,7 @@ def test_reprs_have_one_line_per_column():
 
 def test_importing_stays_light():
     code = (
-        "import sys; import recollect.data.wire; "
+        "import sys; import recollect.data.arrow; "
         "print([m for m in ('pandas', 'torch', 'ml_dtypes', 'numba') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""The Arrow encoding of a Batch, as record batches; `wire.py` has its form for the wire.
+"""The Arrow encoding of a Batch, as record batches.
 
 A column of scalars is a primitive array, one of shape `[k, ...]` a FixedSizeList with the shape in
 the field's metadata, a Ragged a LargeList, text LargeUtf8 and bytes LargeBinary; absent cells are

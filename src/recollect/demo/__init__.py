@@ -2,6 +2,6 @@
 
 A tiny policy in NumPy learns two tasks from rewards alone while producers work beside it, a
 journal keeps what they made, and half-way the process that trains is killed. `run.py` is the
-process that a person looks at, `rollouts.py` and `steps.py` are what it starts and kills,
-`watching.py` is the terminal, `report.py` the page that is left.
+process that a person looks at, `language_model.py` and `grid_world.py` are what it starts and
+kills, `terminal.py` shows it, and `page.py` is what is left.
 """

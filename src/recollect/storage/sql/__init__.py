@@ -2,10 +2,10 @@
 
 `storage.py` has the verbs. Beside it, one idea per file: `addresses.py`, `database.py` (a
 connection and its transactions), `failures.py` (what a driver's errors mean), `dialects.py` (where
-the two databases differ), `tables.py` (what is stored, and as what), `state.py` (the row that is a
-table's lock and its counts), `where.py`, `orders.py` and `drawing.py` (queries and selectors as
-SQL), `payload.py` (Arrow bytes), `books.py` (leases and requests), `listening.py` (how one process
-hears of another).
+the two databases differ), `tables.py` (what is stored, and as what), `table_row.py` (the row that
+is a table's lock and its counts), `where.py`, `orders.py` and `random_draws.py` (queries and
+selectors as SQL), `item_bytes.py` (Arrow bytes), `books.py` (leases and requests), `listener.py`
+(how one process hears of another).
 """
 
 from recollect.base.optional import optional
