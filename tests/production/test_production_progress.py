@@ -176,7 +176,7 @@ class Books(RuleBasedStateMachine):
         self.clock = rc.ManualClock()
         self.buffer = rc.RolloutBuffer(clock=self.clock).sync
         self.face = rc.RolloutBuffer.__new__(rc.RolloutBuffer)
-        self.face.core, self.face.sync = self.buffer.core, self.buffer
+        self.face._core, self.face.sync = self.buffer.core, self.buffer
         self.consumption = Consumption(self.face)
         self.names = 0
         self.stored = {"COMPLETED": 0, "ABORTED": 0}

@@ -161,7 +161,7 @@ def test_a_full_table_drops_the_rows_of_those_that_left_now_and_then(
     table, storage = made(capacity=40)
     for number in range(400):
         table.insert({"x": [number]})
-    assert len(storage.items.frame) <= 160
+    assert len(storage._items.frame) <= 160
     assert drops <= 400 / 40
     assert sorted(table.sample(40, replace=False)["x"].tolist()) == list(range(360, 400))
 
@@ -172,8 +172,8 @@ def test_an_emptied_table_gives_its_memory_back() -> None:
     table.insert({"x": np.zeros((20_000, 64))}, task=names, kind=names)
     table.delete(where=rc.field("seq") >= 100)
     assert len(table) == 100
-    assert len(storage.items.frame) < 2000
-    assert len(storage.items.texts["task"].names) == 100
+    assert len(storage._items.frame) < 2000
+    assert len(storage._items.texts["task"].names) == 100
     assert len(storage._partitions._members) == 100
     assert storage._rows.allocated < 2 * table.nbytes + rows.SLACK
     assert table.count(rc.field("task") == "task 99") == 1

@@ -53,7 +53,7 @@ Episode = tuple[Any, ...]
 
 def episodes_of(buffer: rc.ReplayBuffer) -> list[tuple[int, Episode, bool, bool]]:
     """Of each episode: its environment, its rows with priorities, whether it is cut, and over."""
-    rings, lanes = buffer._rings, buffer._store.lanes
+    rings, lanes = buffer.core.rings, buffer.core.lanes
     found = []
     if lanes is None:
         return found

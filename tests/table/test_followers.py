@@ -147,7 +147,7 @@ def test_a_cancelled_call_of_a_buffer_gives_its_lease_back(verb: str) -> None:
         await cancelled(call(), follower)
         stats = buffer.stats()
         assert (stats["leases"], stats["leased"], stats["claimed"]) == (0, 0, 0)
-        assert buffer.core.steps_of == {}
+        assert buffer.core.lease_steps == {}
         assert len(await call()) == 1  # at once, and nobody has to wait for a deadline
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from recollect.base.arguments import keys_of, text
 from recollect.errors import InvalidValue
 from recollect.rollouts.core import RolloutCore
-from recollect.storage.fields import check_priority
+from recollect.storage.fields import check_priority, check_weights
 from recollect.table.changes import of_those
 from recollect.table.checks import checked_field
 from recollect.table.effects import Updated
@@ -32,6 +32,8 @@ def update(core: RolloutCore, keys: Any, fields: dict[str, Any]) -> Verb[NDArray
             checked[name] = checked_field(name, value, keys.size, table.fields.tags)
     if not checked:
         raise InvalidValue(f"update: name a field to change: {', '.join(allowed)}")
+    if table.rules.weighed:
+        check_weights(checked, table.rules.weighed)
 
     def attempt() -> NDArray[np.bool_]:
         found = core.storage.update(keys, checked)

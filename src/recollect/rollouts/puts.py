@@ -22,6 +22,7 @@ from recollect.rollouts.short_put import CommonGroup
 from recollect.rollouts.space import exceed, is_tight, make_room, unreserve
 from recollect.rollouts.token_versions import stale_rows
 from recollect.rules.selectors import StalestFirst
+from recollect.storage.fields import check_weights
 from recollect.table.changes import add_column
 from recollect.table.checks import check_versions
 from recollect.table.inserts import Insert
@@ -50,6 +51,8 @@ def put_directly(core: RolloutCore, group: Group, version: int | None) -> int | 
         return None
     if table.rules.ages:
         check_versions(common.fields, 1)
+    if table.rules.weighed:
+        check_weights(common.fields, table.rules.weighed)
     with table.transaction():
         table.enter()
         return _store_directly(core, common)
@@ -130,6 +133,8 @@ def put(core: RolloutCore, group: Group, version: int | None) -> PlainVerb[int |
     encoded = encode(group, version, rule, core.tags)
     if core.table.rules.ages and encoded.status is Status.COMPLETED:
         check_versions(encoded.fields, 1)
+    if core.table.rules.weighed:
+        check_weights(encoded.fields, core.table.rules.weighed)
 
     def attempt() -> int | Blocked | None:
         key: int | Blocked | None
